@@ -8,7 +8,7 @@ import pytest
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
+from kernelwright.records import Candidate, RunDirectory, Task, TimingBlock, sha256_of
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.rewrites.builtin import BuiltinPolicy
@@ -338,6 +338,65 @@ def test_baselines_of_winners_are_measured_first_then_those_of_the_most_promisin
 
     search.measure(suite, ["compile"], Rotates([], None, 1, None))
     assert order == ["won", "fast", "late", "fair", "dull"]
+
+
+def missed(task, low=0.97, name="1.5", **changes):
+    """A measurement of six processes that comes near to a gain."""
+    blocks = [
+        TimingBlock(process=number, reference_us=(100.0,), candidate_us=(75.0,), null_us=(100.0,)) for number in range(6)
+    ]
+    common = {"task": task.id, "task_sha256": task.sha256, "policy": "builtin", "techniques": (name,), "blocks": blocks}
+    return accepted(1.3, f"# {task.id} {name}", **(common | {"speedup_low": low} | changes))
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_near_miss_is_measured_once_more_by_as_many_processes_as_settle_it_last_of_all(tmp_path, monkeypatch, holds):
+    """Task one comes near with its first candidate and far from it with its second; task two has a winner."""
+    jobs = []
+
+    def evaluate(self, given, stop=None):
+        for job in given:
+            jobs.append((job.task.id, job.candidate.techniques[0], job.settings.processes_min))
+            speedup = float(job.candidate.techniques[0])
+            if job.task.id == "two":
+                yield job, accepted(speedup, job.candidate.source, task="two", task_sha256=job.task.sha256, policy="builtin")
+            elif job.settings.processes_min > 6:
+                yield job, missed(job.task, low=1.2 if holds else 0.99)
+            else:
+                yield job, missed(job.task, low=0.97 if speedup == 1.5 else 0.5, name=job.candidate.techniques[0])
+
+    monkeypatch.setattr(Judges, "evaluate", evaluate)
+    result = search(tmp_path, budget=4, judged=3)
+    needed = missed(TASKS[0]).processes_to_settle
+    assert 6 < needed <= schedule.SETTLING_PROCESSES
+    assert jobs[-1] == ("one", "1.5", needed)
+    assert [count for _, _, count in jobs[:-1]] == [3] * (len(jobs) - 1)
+    assert {one["task"]: one["outcome"] for one in result.tasks} == {
+        "one": "winner" if holds else "no-winner",
+        "two": "winner",
+    }
+    jobs.clear()
+    search(tmp_path, budget=4, judged=3)
+    assert jobs == [], "whatever it was, it is settled"
+
+
+@pytest.mark.parametrize(
+    ("found", "named"),
+    [
+        ([missed(TASKS[0])], "1.5"),
+        ([missed(TASKS[0], 0.95), missed(TASKS[0], 0.98, "1.4")], "1.4"),
+        ([missed(TASKS[0], 0.91, noise_floor=0.25)], None),
+        ([missed(TASKS[0], 0.5)], None),
+        ([missed(TASKS[0]), missed(TASKS[0], 0.96, confirms=True), missed(TASKS[0], 0.98, "1.4")], None),
+        ([missed(TASKS[0]), missed(TASKS[0], 1.2, "1.4", confirms=True)], None),
+    ],
+    ids=["near", "the nearest", "too many processes", "far", "one was settled", "a winner"],
+)
+def test_which_near_miss_is_settled(found, named):
+    state = schedule.TaskState(TASKS[0])
+    for one in found:
+        (state.confirmed if one.confirms else state.judged)[one.candidate_sha256] = one
+    assert (state.near_miss and state.near_miss.techniques[0]) == named
 
 
 class Killed(Exception):

@@ -9,6 +9,7 @@ from typing import Self
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
+from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.screened import OWN_POLICY, confirmed_best
 from kernelwright.report.rows import BASELINE_POLICY
@@ -74,6 +75,19 @@ def floor_of(state: TaskState, known: Iterable[Evaluation]) -> Candidate | None:
     technique = next((technique for technique, stock in STOCK.items() if stock == best[0]), best[0])
     floor = Candidate(source=baseline_source(state.task, best[0]), policy=OWN_POLICY, techniques=(technique,))
     return floor if floor.sha256 not in state.judged | state.confirmed else None
+
+
+def settling_of(state: TaskState, known: Iterable[Evaluation], settings: Settings) -> Job | None:
+    """A task's near miss once more, with as many processes as are likely to settle it, beside the best of the baselines.
+
+    That measurement alone decides, and there is one for each task: of several the luckiest would count.
+    """
+    if (miss := state.near_miss) is None:
+        return None
+    count = miss.processes_to_settle
+    candidate = Candidate(source=miss.source, policy=miss.policy, techniques=miss.techniques, parent=miss.parent)
+    settings = settings.model_copy(update={"processes_min": count, "processes_max": count})
+    return Job(state.task, candidate, settings, rival_of(state.task, known))
 
 
 class BaselinesBeside:

@@ -23,6 +23,8 @@ FIRST_LOOK = 8
 """Proposals for each task before any gets more. Our choice."""
 SETTLED_GAIN = 1.02
 """A task is settled where its last proposals brought less than this, or where it has no room left."""
+SETTLING_PROCESSES = 24
+"""Most process triples of the measurement that settles a near miss. It has the GPU for a second each. Our choice."""
 _UNKNOWN_ROOM = 2.0
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
@@ -145,6 +147,18 @@ class TaskState:
         winner = next_to_confirm(self.judged, self.confirmed)
         sha256 = winner.candidate_sha256 if winner is not None else None
         return next((one for one in reversed(self.screened) if one.candidate_sha256 == sha256), None)
+
+    @property
+    def near_miss(self) -> Evaluation | None:
+        """The measurement that came nearest to a gain, where nothing is confirmed, no near miss has been measured again, and
+        so many processes are likely to settle it."""
+        if self.has_winner:
+            return None
+        missed = [one for one in self.judged.values() if one.is_near_miss]
+        able = [one for one in missed if (one.processes_to_settle or SETTLING_PROCESSES + 1) <= SETTLING_PROCESSES]
+        if any(one.candidate_sha256 in self.confirmed for one in missed):
+            return None
+        return max(able, key=lambda one: one.speedup_low or 0.0, default=None)
 
     def is_screened(self, budget: int, limited: bool) -> bool:
         """Whether it needs no more proposals, of so many, with a limit of time or without."""

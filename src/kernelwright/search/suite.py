@@ -6,6 +6,7 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import threading
@@ -34,7 +35,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import beside_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
-from kernelwright.search.beside import floor_of, rival_of
+from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import TaskState, first_of_two, room
 from kernelwright.search.searchers import ScreenJob, Searchers
@@ -256,7 +257,8 @@ class SuiteSearch:
     def judge(self, pool: JudgePool) -> None:
         """Judge what screened tasks are owed, those without a winner and the most promising first, until nothing is owed.
 
-        A task that is owed nothing else may be owed its best baseline: nobody should get less than that gives.
+        A task that is owed nothing else may be owed its best baseline: nobody should get less than that gives. Near misses
+        come last of all.
 
         It waits until nearly all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its
         processor so busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
@@ -270,28 +272,25 @@ class SuiteSearch:
             # the best of them can be timed beside its winner.
             return state.has_winner, state.task.sha256 not in self._baselines, -state.best
 
+        def key_of(job: Job) -> tuple[str, str]:
+            return job.task.sha256, job.candidate.sha256
+
         def owed() -> Iterator[Job | None]:
             while not self._ended.is_set():
                 with self._keeping:
                     is_over = self._screening_over.is_set()
                     states = sorted(self._states.values(), key=turn)
-                    job = next(
-                        (
-                            job
-                            for state in states
-                            if state.task.sha256 not in failed
-                            and (is_over or self._is_screened(state))
-                            and (job := self._job_for(state)) is not None
-                            and (state.task.sha256, job.candidate.sha256) not in at_work
-                        ),
-                        None,
-                    )
+                    able = [one for one in states if one.task.sha256 not in failed and (is_over or self._is_screened(one))]
+                    jobs: Iterator[Job | None] = map(self._job_for, able)
+                    if is_over and self._baselines_over.is_set():
+                        jobs = itertools.chain(jobs, map(self._settling, able))
+                    job = next((one for one in jobs if one and key_of(one) not in at_work), None)
                     screened = sum(state.at_work for state in states)
                 busy = len(at_work) - pool.waiting
                 if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
                     yield None
                 elif job is not None:
-                    at_work.add((job.task.sha256, job.candidate.sha256))
+                    at_work.add(key_of(job))
                     yield job
                 elif at_work:
                     yield None
@@ -301,7 +300,7 @@ class SuiteSearch:
                     self._ended.wait(_POLL_S)
 
         for job, found in pool.evaluate(owed(), self._is_late):
-            at_work.discard((job.task.sha256, job.candidate.sha256))
+            at_work.discard(key_of(job))
             if isinstance(found, KernelwrightError):
                 failed.add(job.task.sha256)
                 self._keep(job.task, found)
@@ -322,6 +321,11 @@ class SuiteSearch:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
         rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
         return Job(state.task, one.candidate(), self._settings, rival)
+
+    def _settling(self, state: TaskState) -> Job | None:
+        """A near miss once more, where a task is owed nothing else."""
+        known = self._baselines.get(state.task.sha256, ())
+        return settling_of(state, known, self._settings) if self._job_for(state) is None else None
 
     def _floor_of(self, state: TaskState) -> Candidate | None:
         return floor_of(state, self._baselines.get(state.task.sha256, ()))
