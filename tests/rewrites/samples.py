@@ -67,6 +67,7 @@ def apply_rules(
     tiled: bool = False,
     once: bool = False,
     channels: bool = False,
+    captured: bool = False,
 ) -> Rewritten:
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
@@ -77,7 +78,7 @@ def apply_rules(
             foundry.fuse(graph)
         fired += foundry.techniques
     techniques = tuple(dict.fromkeys(fired))
-    return Rewritten(text, emit.module(text, traced, graphs, techniques), techniques)
+    return Rewritten(text, emit.module(text, traced, graphs, techniques, captured=captured), techniques)
 
 
 def tensors(item: Any) -> list[torch.Tensor]:

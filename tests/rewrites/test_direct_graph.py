@@ -209,7 +209,7 @@ class OnGpu(torch.Tensor):
 @pytest.mark.parametrize("name", ["cuda-graph", "direct-cuda-graph", "compile-cudnn-cuda-graph"])
 def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) -> None:
     """The reference may do what a graph cannot hold, such as a copy from the CPU."""
-    done = apply_rules(task_text("return (a * 1.0).exp()", "torch.randn(6, 4)"), "remove-noops")
+    done = apply_rules(task_text("return (a * 1.0).exp()", "torch.randn(6, 4)"), "remove-noops", captured=True)
     space: dict[str, Any] = {}
     exec(wrappers.wrap(done.source, name, (name,)), space)
     captured: list[torch.Size] = []
@@ -234,3 +234,13 @@ def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) 
         torch.testing.assert_close(model(other.t()), other.t().exp())
         torch.testing.assert_close(model(other), other.exp())
     assert captured == [(6, 4)]
+
+
+def test_every_proposal_with_a_graph_around_rewritten_code_tells_the_graph_what_it_is_for() -> None:
+    task = task_text("return torch.tanh((a * 1.0).exp() + 1)", "torch.randn(64, 64)")
+    found = [one for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) if "class Rewritten(" in one.source]
+    graphs = {one.techniques for one in found if one.techniques[-1] in wrappers.WITH_GRAPH}
+    assert graphs
+    for one in found:
+        rewritten, _, wrapper = one.source.partition("class ModelNew(")
+        assert ("def _fits(" in rewritten) == ("self._fits(*inputs)" in wrapper) == (one.techniques in graphs)

@@ -179,12 +179,10 @@ class Workshop:
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
-        respelled = RESPELLING.issuperset(techniques)
-        return (
-            (emit.module(self.task.source, traced, graphs, techniques, respelled=respelled), techniques)
-            if techniques
-            else ("", ())
-        )
+        if not techniques:
+            return "", ()
+        respelled, captured = RESPELLING.issuperset(techniques), recipe.wrapper in wrappers.WITH_GRAPH
+        return emit.module(self.task.source, traced, graphs, techniques, respelled=respelled, captured=captured), techniques
 
     def _note(self) -> str:
         parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []

@@ -232,6 +232,7 @@ def module(
     techniques: Sequence[str],
     *,
     respelled: bool = False,
+    captured: bool = False,
 ) -> str:
     """The whole candidate.
 
@@ -242,6 +243,8 @@ def module(
         contract.
         techniques: What was done, for the reader.
         respelled: Whether it is the reference's arithmetic in other words, which the text then says.
+        captured: Whether a CUDA graph will hold it. `_fits` then tells which calls the code is for; the reference has the
+        others, which a graph may be unable to hold.
 
     Raises:
         UntraceableError: the outputs' structure cannot be printed.
@@ -258,7 +261,12 @@ def module(
     settings = dict.fromkeys(one for kernel in kernels.values() for one in getattr(kernel, "requires", ()))
     guards = _guards(trace, [*_kernel_guards(trace, first), *settings] if first else [])
     given = ", ".join(item.name for item in trace.inputs)
-    forward = [f"if not self._fits({given}):", f"    return super().forward({given})"] if guards else []
+    wanted = ", ".join(filter(None, ["self", signature(trace)]))
+    condition = f"({' and '.join(guards)})"
+    fits = [f"def _fits({wanted}):", f"    return {condition}", ""] if guards and captured else []
+    if fits:
+        condition = f"self._fits({given})"
+    forward = [f"if not {condition}:", f"    return super().forward({given})"] if guards else []
     if training.lines == evaluation.lines:
         forward += training.lines
     else:
@@ -271,8 +279,6 @@ def module(
             f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs",
             "",
         ]
-    wanted = ", ".join(filter(None, ["self", signature(trace)]))
-    fits = [f"def _fits({wanted}):", f"    return {' and '.join(guards)}", ""] if guards else []
     lines = [
         *init,
         *fits,
