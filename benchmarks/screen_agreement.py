@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from race_numbers import THEIRS, Run
-from search_h200 import NEAR
+from search_h200 import NEAR, is_certainly_slower
 
 from kernelwright.records import Evaluation
 from kernelwright.records.screened import Screened, ranked
@@ -68,8 +68,8 @@ def compared(run: Run) -> list[Compared]:
         ]
         if len(order) > 1:
             first, best = order[0], max(order, key=lambda one: one.speedup or 0.0)
-            certain = (first.speedup_high or 0.0) < (best.speedup_low or 0.0)
-            found.append(Compared(run.path.name, task, len(order), (first.speedup or 0.0) / (best.speedup or 1.0), certain))
+            ratio = (first.speedup or 0.0) / (best.speedup or 1.0)
+            found.append(Compared(run.path.name, task, len(order), ratio, is_certainly_slower(first, best)))
     return found
 
 

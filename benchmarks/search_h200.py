@@ -247,7 +247,7 @@ class Campaign:
             "of": len(right),
             "agrees": _speedup(first) >= wanted,
             "rejected_before": verdicts.index(first),
-            "apart": (first.speedup_high or 0.0) < (best.speedup_low or 0.0),
+            "apart": is_certainly_slower(first, best),
             "best_of_three": of_three,
             "best_of_three_agrees": of_three >= wanted,
             "judged_by_rule": len(taken),
@@ -432,6 +432,11 @@ def taken_by_rule(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     while (chosen := next_to_judge(screened, known, JUDGED)) is not None:
         known[chosen.candidate_sha256] = judged[chosen.candidate_sha256]
     return list(known.values())
+
+
+def is_certainly_slower(one: Evaluation, other: Evaluation) -> bool:
+    """Whether two intervals do not overlap, and the first one lies below."""
+    return (one.speedup_high or 0.0) < (other.speedup_low or 0.0)
 
 
 def _speedup(one: Evaluation) -> float:

@@ -243,4 +243,5 @@ def test_every_proposal_with_a_graph_around_rewritten_code_tells_the_graph_what_
     assert graphs
     for one in found:
         rewritten, _, wrapper = one.source.partition("class ModelNew(")
-        assert ("def _fits(" in rewritten) == ("self._fits(*inputs)" in wrapper) == (one.techniques in graphs)
+        asked, told = f"self.{wrappers.GUARD}(*inputs)" in wrapper, f"def {wrappers.GUARD}(" in rewritten
+        assert told == asked == (one.techniques in graphs)

@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 from importlib.metadata import version
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -15,7 +14,6 @@ from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import Evaluation, Reason, RunDirectory, Verdict
 from tests.samples import BarePool
 
-ROOT = Path(__file__).parents[2]
 LEVELS = {1: 6, 2: 4, 3: 4}
 """How many tasks of each; the last of level 3 has no candidate."""
 BASELINES = ("compile", "max-autotune")
@@ -66,15 +64,12 @@ class Pool(BarePool):
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import cuda_l1_release
-
+def benchmark(monkeypatch, script):
     fresh = {"judged": [], "rotated": [], "most": 100, "fails": set(), "crowded": set(), "speedup": 2.0}
     for name, value in fresh.items():
         monkeypatch.setattr(Pool, name, value)
     monkeypatch.setattr("kernelwright.search.bench.JudgePool", Pool)
-    return cuda_l1_release
+    return script("cuda_l1_release")
 
 
 @pytest.fixture

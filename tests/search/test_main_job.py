@@ -11,7 +11,6 @@ import pytest
 from kernelwright.records import Evaluation, RunDirectory, Verdict
 from kernelwright.tasks.suites import load_suite
 
-ROOT = Path(__file__).parents[2]
 TASKS = {entry.task.id: entry.task for entry in load_suite("builtin").entries}
 """Parsed once: Python before 3.11.9 cannot in several threads at a time (python/cpython issue 106905)."""
 SPEEDUPS = {"diag_matmul": 4.0, "leaky_relu": None, "layer_norm": 1.0}
@@ -19,11 +18,8 @@ SPEEDUPS = {"diag_matmul": 4.0, "leaky_relu": None, "layer_norm": 1.0}
 
 
 @pytest.fixture
-def main_job(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import main_job
-
-    return main_job
+def main_job(script):
+    return script("main_job")
 
 
 def record(task, number, speedup, *, confirms=False):

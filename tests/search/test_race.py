@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -26,9 +24,8 @@ sys.exit(3 if str(part) == "3/3" else 0)
 
 
 @pytest.fixture
-def race(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    module = importlib.import_module("race")
+def race(monkeypatch, tmp_path, script):
+    module = script("race")
     (tmp_path / "command.py").write_text(COMMAND)
     monkeypatch.setattr(module, "COMMAND", (sys.executable, str(tmp_path / "command.py")))
     monkeypatch.setattr(module, "LEAST_S", 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,8 @@ WINNERS = {"level1/1": (2.0, 1.2), "level1/2": (1.3, 1.3)}
 
 
 @pytest.fixture
-def race_summary(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("race_summary")
+def race_summary(script):
+    return script("race_summary")
 
 
 @pytest.fixture

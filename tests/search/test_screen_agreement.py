@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +22,8 @@ VERDICTS = {
 
 
 @pytest.fixture
-def screen_agreement(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("screen_agreement")
+def screen_agreement(script):
+    return script("screen_agreement")
 
 
 @pytest.fixture
@@ -73,9 +70,8 @@ ALL_JUDGED = {
 
 
 @pytest.fixture
-def agreement(tmp_path, monkeypatch):
+def agreement(tmp_path, script):
     """What `search_h200.py` sums up of tasks of which every candidate is judged."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     made, tasks = RunDirectory(tmp_path / "campaign"), []
     for name, candidates in ALL_JUDGED.items():
         task = Task(id=name, source=f"{TASK.source}# {name}\n")
@@ -85,7 +81,7 @@ def agreement(tmp_path, monkeypatch):
             found = {"task": name, "task_sha256": task.sha256, "policy": "builtin"}
             made.append(accepted(speedup, source, **found) if speedup else rejected(source=source, **found))
     made.write_json("state.json", {"done": [task.sha256 for task in tasks]})
-    campaign = importlib.import_module("search_h200").Campaign(made, tasks, "cpu", argparse.Namespace(commit=""))
+    campaign = script("search_h200").Campaign(made, tasks, "cpu", argparse.Namespace(commit=""))
     return campaign.summary()["screen_agreement"]
 
 

@@ -22,6 +22,7 @@ from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_ef
 from kernelwright.rewrites.normalise import UntraceableError, aliases_placeholder
 from kernelwright.rewrites.spelling import Speller
 from kernelwright.rewrites.tracing import OperatorGraph, Trace
+from kernelwright.rewrites.wrappers import GUARD
 
 LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
@@ -243,8 +244,8 @@ def module(
         contract.
         techniques: What was done, for the reader.
         respelled: Whether it is the reference's arithmetic in other words, which the text then says.
-        captured: Whether a CUDA graph will hold it. `_fits` then tells which calls the code is for; the reference has the
-        others, which a graph may be unable to hold.
+        captured: Whether a CUDA graph will hold it. A method, `GUARD`, then tells which calls the code is for; the
+        reference has the others, which a graph may be unable to hold.
 
     Raises:
         UntraceableError: the outputs' structure cannot be printed.
@@ -263,9 +264,9 @@ def module(
     given = ", ".join(item.name for item in trace.inputs)
     wanted = ", ".join(filter(None, ["self", signature(trace)]))
     condition = f"({' and '.join(guards)})"
-    fits = [f"def _fits({wanted}):", f"    return {condition}", ""] if guards and captured else []
-    if fits:
-        condition = f"self._fits({given})"
+    guard = [f"def {GUARD}({wanted}):", f"    return {condition}", ""] if guards and captured else []
+    if guard:
+        condition = f"self.{GUARD}({given})"
     forward = [f"if not {condition}:", f"    return super().forward({given})"] if guards else []
     if training.lines == evaluation.lines:
         forward += training.lines
@@ -281,7 +282,7 @@ def module(
         ]
     lines = [
         *init,
-        *fits,
+        *guard,
         f"def forward({wanted}):",
         *(f"    {line}" for line in forward),
     ]

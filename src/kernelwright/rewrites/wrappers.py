@@ -186,8 +186,10 @@ class {name}({base}):
         return recording.replay(inputs)
 '''
 
-_OTHERWISE = """\
-            if not self._fits(*inputs):  # the reference runs, which may do what a graph cannot hold
+GUARD = "_fits_rewritten"
+"""Method by which rewritten code tells whether a call is one that it was written for. No reference should have this name."""
+_OTHERWISE = f"""\
+            if not self.{GUARD}(*inputs):  # the reference runs, which may do what a graph cannot hold
                 return super().forward(*inputs)
 """
 
@@ -315,7 +317,7 @@ def wrap(source: str, name: str, techniques: tuple[str, ...], draws: bool = Fals
         header = f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""'
         base, text = "Model", f"{header}\n\n{source}\n\nimport torch\n"
     parts, options = WRAPPERS[name]
-    otherwise = _OTHERWISE if "    def _fits(" in source else ""
+    otherwise = _OTHERWISE if f"    def {GUARD}(" in source else ""
     return text + "\n" + fill((parts, DRAWING[options] if draws else options), base, otherwise)
 
 

@@ -85,9 +85,8 @@ def settling_of(state: TaskState, known: Iterable[Evaluation], settings: Setting
     if (miss := state.near_miss) is None:
         return None
     count = miss.processes_to_settle
-    candidate = Candidate(source=miss.source, policy=miss.policy, techniques=miss.techniques, parent=miss.parent)
     settings = settings.model_copy(update={"processes_min": count, "processes_max": count})
-    return Job(state.task, candidate, settings, rival_of(state.task, known))
+    return Job(state.task, miss.candidate(), settings, rival_of(state.task, known))
 
 
 class BaselinesBeside:

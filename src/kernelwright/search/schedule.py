@@ -150,14 +150,12 @@ class TaskState:
 
     @property
     def near_miss(self) -> Evaluation | None:
-        """The measurement that came nearest to a gain, where nothing is confirmed, no near miss has been measured again, and
-        so many processes are likely to settle it."""
-        if self.has_winner:
-            return None
+        """The measurement that came nearest to a gain, of those that `SETTLING_PROCESSES` are likely to settle; None where
+        something is confirmed, or a near miss has been measured again."""
         missed = [one for one in self.judged.values() if one.is_near_miss]
-        able = [one for one in missed if (one.processes_to_settle or SETTLING_PROCESSES + 1) <= SETTLING_PROCESSES]
-        if any(one.candidate_sha256 in self.confirmed for one in missed):
+        if self.has_winner or any(one.candidate_sha256 in self.confirmed for one in missed):
             return None
+        able = [one for one in missed if (count := one.processes_to_settle) is not None and count <= SETTLING_PROCESSES]
         return max(able, key=lambda one: one.speedup_low or 0.0, default=None)
 
     def is_screened(self, budget: int, limited: bool) -> bool:

@@ -49,7 +49,7 @@ _NO_MORE = object()
 
 
 class Others(IntEnum):
-    """Tasks beside which one is screened. The value is the most at work on its device, itself included."""
+    """How many other tasks may be at work on a device while one is screened. A value counts that one too."""
 
     MANY = sys.maxsize
     FEW = FEW_AT_ONCE
@@ -73,12 +73,12 @@ class ScreenJob:
     slots: int = 1
     """Screening processes for this task."""
     others: Others = Others.MANY
-    """Others at work on the device meanwhile; beside none, judges wait too."""
+    """How many others may be at work on the device meanwhile; where none may, judges wait too."""
     tunes: bool = True
     """Whether proposals with an autotuner are looked at too, last and where they can still win."""
 
     def beside_fewer(self, made: Iterable[Screened]) -> ScreenJob:
-        """What is left of it after `made`, at the next level."""
+        """The rest of the job beside fewer others; `made` are all estimates of the task by now."""
         return replace(self, earlier=tuple(made), others=self.others.fewer)
 
 
