@@ -16,7 +16,7 @@ from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
-from kernelwright.rewrites import emit, fusion, products, wrappers
+from kernelwright.rewrites import emit, fusion, products, recurrent, wrappers
 from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_random, is_tensor, numel, shape
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
@@ -65,6 +65,8 @@ class Recipe:
     """Whether long rows are read once."""
     channels: bool = False
     """Whether kernels of convolutions may reduce their channels, and pool."""
+    recurrent: bool = False
+    """Whether LSTMs and GRUs are kernels that stay for all time steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
-        changes = bool(recipe.rules or recipe.fuse or recipe.product)
+        changes = bool(recipe.rules or recipe.fuse or recipe.product or recipe.recurrent)
         if self.keeps_state and recipe.wrapper in wrappers.WITH_GRAPH:
             return None
         if self.is_erratic and (changes or recipe.wrapper not in wrappers.SAME_ROUNDING):
@@ -163,6 +165,12 @@ class Workshop:
             if not sum(replaced.replace(graph) for graph in graphs):
                 return "", ()
             fired.append(recipe.product)
+        if recipe.recurrent:
+            if recurrent.clash(emit.reference_source(self.task.source)):
+                return "", ()
+            if not sum(recurrent.replace_recurrent(graph) for graph in graphs):
+                return "", ()
+            fired.append(recurrent.PERSISTENT)
         if recipe.fuse:
             foundry = fusion.Foundry(
                 self.device,
@@ -175,7 +183,7 @@ class Workshop:
                 foundry.fuse(graph)
             wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
             lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
-            if lacking or not (foundry.techniques or recipe.product):
+            if lacking or not (foundry.techniques or recipe.product or recipe.recurrent):
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
@@ -286,6 +294,10 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         split = Recipe(always - {"triangle-of-product"}, fuse="all", product=technique)
         yield split
         yield replace(split, wrapper="cuda-graph")
+    if products.builds_cuda(workshop.device):
+        lasting = replace(whole, fuse="all", recurrent=True)
+        yield lasting
+        yield replace(lasting, wrapper="cuda-graph")
     if workshop.device.startswith("cuda"):
         # A kernel that also computes what follows saves reading and writing the convolution's result.
         for channels in (True, False):
@@ -372,6 +384,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
         not IN_TILE.isdisjoint(techniques),
+        recurrent.PERSISTENT in techniques,
     )
 
 
@@ -382,8 +395,8 @@ def _derived(workshop: Workshop, recipe: Recipe) -> Iterator[Recipe]:
             yield replace(recipe, fuse=fuse)
     if recipe.wrapper is None:
         for name in workshop.wrappers():
-            # What is not the product is fused already, and dynamo cannot see through the product's own launch.
-            compiled = name.startswith("compile") and recipe.product is not None
+            # The rest is fused already, and dynamo cannot see through the launches of CUDA C++ of our own.
+            compiled = name.startswith("compile") and (recipe.product is not None or recipe.recurrent)
             if name in wrappers.KEEPS_LAYOUT and not compiled:
                 yield replace(recipe, wrapper=name)
     for rule in RULES:

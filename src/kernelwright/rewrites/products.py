@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -36,15 +36,22 @@ TECHNIQUES = (*FORMS, ONE_PASS)
 PRODUCTS = (aten.mm, aten.bmm, aten.matmul, aten.linear, aten.addmm, aten.baddbmm)
 
 
+def builds_cuda(device: str) -> bool:
+    """Whether a machine can build CUDA C++ for a device."""
+    if not device.startswith("cuda"):
+        return False
+    try:
+        find_torch_nvcc()
+    except CompilerMissingError:
+        return False
+    return True
+
+
 def techniques_on(device: str) -> tuple[str, ...]:
     """The techniques that a machine can build for a device: none without a GPU, and CUDA C++ only where nvcc is found."""
     if not device.startswith("cuda"):
         return ()
-    try:
-        find_torch_nvcc()
-    except CompilerMissingError:
-        return ("split-product-triton", ONE_PASS)
-    return TECHNIQUES
+    return TECHNIQUES if builds_cuda(device) else ("split-product-triton", ONE_PASS)
 
 
 class SplitProduct:
@@ -302,6 +309,11 @@ def clash(source: str) -> set[str]:
     """Names at the module level of a task's text that the templates' texts also have."""
     texts = [split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024)) for form in FORMS.values()]
     texts.append(one_pass_product.emit(one_pass_product.OnePassKnobs()))
+    return shared_names(source, texts)
+
+
+def shared_names(source: str, texts: Iterable[str]) -> set[str]:
+    """Names at the module level of a task's text that templates' texts also have, imports aside."""
     return names_in(source) & set().union(*(names_in(text, imports=False) for text in texts))
 
 

@@ -1,0 +1,130 @@
+"""Runs layers of an LSTM or a GRU in one kernel for all time steps: a template that emits CUDA C++ and its caller.
+
+cuDNN launches some kernels for each step, and each reads the weights again. Here every thread block keeps its part of the
+weights in registers for the whole sequence, and blocks exchange hidden states through memory. The layers of a stack follow
+one another by a step; those of a bidirectional one come one after another, with both directions at once. Sums are float32's,
+where cuDNN may take TF32. Known as persistent recurrent networks (Diamos et al., 2016).
+
+The emitted module imports torch and defines `Recurrent`. It needs nvcc, and a GPU of compute capability 8.0 or more with as
+many multiprocessors as the kernel has blocks. Where one of these conditions, or a tensor's layout, does not hold, PyTorch's
+own layers run. This module itself imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+SOURCE = Path(__file__).with_name("recurrent.cuda.txt")
+"""Text of the emitted module, with `$` places."""
+KERNEL = Path(__file__).with_name("recurrent.cu")
+"""The kernel, in terms that a CPU has as well."""
+DEVICE, LAUNCH = (KERNEL.with_name(name) for name in ("recurrent_device.cu", "recurrent_launch.cu"))
+"""What comes before and after it on a GPU."""
+GATES = {"lstm": 4, "gru": 3}
+MULTIPROCESSORS = 132
+"""Of an H100 or H200: as many blocks run at once."""
+SHARED_BYTES = 227 * 1024
+"""Shared memory that a thread block can have on an H100 or H200."""
+MOST_CELLS = 24
+"""Directions of layers in one launch; KERNEL has the same number."""
+LEAST_STEPS = 16
+"""Time steps below which reading the weights once saves little. Our choice."""
+_OTHER_REGISTERS = 60
+"""What a thread needs beside weights and sums, as ptxas has it for sm_90."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Sizes of a call of `torch.lstm` or `torch.gru`."""
+
+    kind: str
+    batch: int
+    steps: int
+    inputs: int
+    hidden: int
+    layers: int
+    directions: int
+
+    @property
+    def at_once(self) -> int:
+        """Cells that one launch runs."""
+        return self.layers if self.directions == 1 else 2
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest input of a cell."""
+        return max(self.inputs, self.directions * self.hidden if self.layers > 1 else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentKnobs:
+    """Knobs of the kernel; every choice computes the same layers.
+
+    Attributes:
+        units: hidden units of a thread block.
+        slices: threads that share a unit's sums.
+    """
+
+    units: int
+    slices: int
+
+    def quads(self, columns: int) -> int:
+        """Groups of four columns of an input or a state that a thread multiplies."""
+        return -(-columns // (4 * self.slices))
+
+    def fits(self, layers: Layers) -> bool:
+        """Whether all blocks run at once, and a thread's weights fit in its registers."""
+        threads = self.units * self.slices
+        quads = self.quads(layers.widest), self.quads(layers.hidden)
+        registers = 4 * GATES[layers.kind] * sum(quads) + 4 * layers.batch + _OTHER_REGISTERS
+        return (
+            layers.hidden % self.units == 0
+            and threads % 32 == 0
+            and layers.batch <= self.slices
+            and layers.at_once * (layers.hidden // self.units) <= MULTIPROCESSORS
+            and registers <= min(255, 65536 // threads // 8 * 8)
+            and layers.batch * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
+        )
+
+
+def refusal(layers: Layers) -> str | None:
+    """Why the template does not take these layers; none if it does."""
+    if layers.steps < LEAST_STEPS:
+        return f"wanted at least {LEAST_STEPS} steps, found {layers.steps}"
+    if layers.inputs % 4 or layers.hidden % 4:
+        return f"wanted multiples of 4, found {layers.inputs} inputs and {layers.hidden} hidden units"
+    if layers.at_once > MOST_CELLS:
+        return f"wanted at most {MOST_CELLS} layers, found {layers.layers}"
+    if not alternatives(layers):
+        return "the weights do not fit in the registers of one GPU's blocks, or there are too many sequences"
+    return None
+
+
+def alternatives(layers: Layers) -> tuple[RecurrentKnobs, ...]:
+    """Knobs worth a look for these layers, those with most blocks first: each block has the least to multiply then."""
+    every = (RecurrentKnobs(units=units, slices=slices) for units, slices in itertools.product((2, 4, 8, 16, 32), (32, 16)))
+    return tuple(knobs for knobs in every if knobs.fits(layers))[:4]
+
+
+def cuda_head(layers: Layers, knobs: RecurrentKnobs) -> str:
+    """Definitions that come before the kernel for these layers."""
+    narrow = layers.inputs if layers.directions == 2 else layers.widest
+    defined = {
+        "GATES": GATES[layers.kind],
+        "HIDDEN": layers.hidden,
+        "BATCH": layers.batch,
+        "UNITS": knobs.units,
+        "SLICES": knobs.slices,
+        "NARROW_QUADS": knobs.quads(narrow),
+        "WIDE_QUADS": knobs.quads(layers.widest),
+    }
+    return f"constexpr int {', '.join(f'{name} = {value}' for name, value in defined.items())};\n"
+
+
+def emit() -> str:
+    """Text of a module that defines `Recurrent`."""
+    cuda = "".join(path.read_text(encoding="utf-8") for path in (DEVICE, KERNEL, LAUNCH))
+    return Template(SOURCE.read_text(encoding="utf-8")).substitute(most_cells=MOST_CELLS, cuda=f'r"""\n{cuda}"""')
