@@ -170,6 +170,19 @@ def test_a_wrapper_without_its_graph_is_tried_where_the_graph_failed_or_the_call
     assert later & more == (later if fires else set())
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_a_graph_comes_last_where_its_copies_are_large(large: bool) -> None:
+    sizes = "64, 8, 256, 256" if large else "4, 8, 64, 64"
+    task = task_text("return torch.sigmoid(self.f(a)) * 2", f"torch.randn({sizes})", "self.f = nn.Conv2d(8, 16, 3)")
+    found = [one.techniques for one in BuiltinPolicy().propose(context(task, device="cuda"), 100)]
+    captured = [not wrappers.WITH_GRAPH.isdisjoint(one) for one in found]
+    first = captured.index(True)
+    assert any(captured)
+    assert all(captured[first:]) == large
+    compiled = {("compile",), ("compile-cudnn",), ("fuse-chains-triton", "cudnn-benchmark")}
+    assert (compiled <= set(found[:first])) == large
+
+
 def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:
     task = task_text("return self.g(self.f(a).mean(4)).sum() + self.f(a)", "torch.randn(2, 4, 5, 6, 7)", VOLUME_AND_PLANE)
     module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")

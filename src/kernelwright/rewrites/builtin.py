@@ -17,7 +17,17 @@ from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, recurrent, wrappers
-from kernelwright.rewrites.graph import Editor, argument, aten, can_be_channels_last, is_random, is_tensor, numel, shape
+from kernelwright.rewrites.graph import (
+    Editor,
+    argument,
+    aten,
+    can_be_channels_last,
+    is_random,
+    is_tensor,
+    numel,
+    shape,
+    value,
+)
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
@@ -35,11 +45,15 @@ _SHORT_US = 1000.0
 """Latency of a call above which the launches of copies do not matter. Our choice."""
 _NEARLY = 0.9
 """Estimate of a long call with a graph from which it is tried without. Our choice."""
+_COPIED_BYTES = 64 << 20
+"""Inputs and outputs from which a CUDA graph's copies of them, 40 us and more, cost more than launches: whatever reads or
+writes so much takes longer than its launch does. Our choice; of today's KernelBench no graph was ahead on such a task."""
 _SIGNS = 3
 """Batch norms over two values from which a network passes rounding on as it is. Our choice; see `_is_erratic`."""
 _GRAPH_OF = {
     "compile": "compile-cuda-graph",
     "cudnn-benchmark": "cudnn-cuda-graph",
+    "compile-cudnn": "compile-cudnn-cuda-graph",
     "channels-last": "channels-last-cuda-graph",
 }
 """Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
@@ -99,6 +113,8 @@ class Workshop:
     """Whether a mode draws random numbers; False where unknown."""
     takes_channels_last: bool = True
     """Whether it has convolutions in two dimensions, and nothing that refuses their other layout; True where unknown."""
+    copies_much: bool = False
+    """Whether a CUDA graph's copies of inputs and outputs cost more than it saves; False where unknown."""
     place: Place = field(default_factory=Place)
     """The task as far as the order of proposals knows it."""
     broken: dict[str, str] = field(default_factory=dict)
@@ -112,6 +128,7 @@ class Workshop:
         try:
             workshop.trace = trace(task)
             workshop.place = Place.of(workshop.trace)
+            workshop.copies_much = _copied_bytes(workshop.trace) >= _COPIED_BYTES
             workshop.is_erratic = _is_erratic(workshop.trace)
             graphs = (workshop.trace.training, workshop.trace.evaluation)
             workshop.draws = any(is_random(node) for one in graphs for node in one.graph.nodes)
@@ -209,9 +226,18 @@ class Workshop:
         found: tuple[str, ...] = ()
         if self.trace is None or emit.uses(self.trace.training, *_CONVOLUTIONS):
             found += wrappers.WITH_CONVOLUTIONS
+            found += wrappers.WITH_LARGE_CONVOLUTIONS if self.copies_much else ()
         if self.takes_channels_last:
             found += wrappers.WITH_CONVOLUTIONS_2D
         return found + wrappers.ON_CUDA
+
+
+def _copied_bytes(traced: Trace) -> int:
+    """Size of a task's inputs and outputs."""
+    nodes = traced.training.graph.nodes
+    inputs = [node for node in nodes if node.op == "placeholder" and node.meta["role"] == "input"]
+    outputs = next(node for node in nodes if node.op == "output").all_input_nodes
+    return sum(value(node).nbytes for node in (*inputs, *outputs) if is_tensor(node))
 
 
 def _is_erratic(traced: Trace) -> bool:
@@ -250,9 +276,11 @@ class BuiltinPolicy:
             return list(itertools.islice(proposals, count))
         order = self._order or order_in_use()
 
-        def rank(one: Candidate) -> tuple[bool, float]:
+        def rank(one: Candidate) -> tuple[bool, bool, float]:
             # An autotuner takes longest, and searches looked only where it could still win: what is known of it is biased.
-            return compiles(one.source) is Compiles.VARIANTS, -order.gain(one.techniques, workshop.place)
+            varies = compiles(one.source) is Compiles.VARIANTS
+            hindered = workshop.copies_much and not wrappers.WITH_GRAPH.isdisjoint(one.techniques)
+            return varies, hindered, -order.gain(one.techniques, workshop.place)
 
         return sorted(proposals, key=rank)[:count]
 
@@ -332,11 +360,14 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         for name in fired:
             yield Recipe(frozenset({name}))
     for name in workshop.wrappers():
-        later = name in _GRAPH_OF and workshop.device.startswith("cuda")
+        later = name in _GRAPH_OF and workshop.device.startswith("cuda") and not workshop.copies_much
         if name in wrappers.KEEPS_LAYOUT or not later:
             yield Recipe(wrapper=name)
         if built and name in wrappers.KEEPS_LAYOUT and not later:
             yield replace(whole, wrapper=name)
+        if name == "cudnn-benchmark" and not later:
+            # cuDNN's own choice may be the slowest part of a large task, and a graph of another choice comes last there.
+            yield replace(whole, fuse="chains", wrapper=name)
 
 
 def _without_graph(workshop: Workshop, looks: Sequence[Screened | Evaluation]) -> Iterator[Recipe]:

@@ -269,6 +269,7 @@ WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "cudnn-benchmark": ((_CUDNN,), ""),
     "cudnn-cuda-graph": ((_CUDNN, _SEARCHED_GRAPH), ""),
     "compile-cudnn-cuda-graph": ((_COMPILE, _CUDNN, _SEARCHED_GRAPH), ""),
+    "compile-cudnn": ((_COMPILE, _CUDNN), ""),
     "channels-last": ((_CHANNELS_LAST,), ""),
     "channels-last-cuda-graph": ((_CHANNELS_LAST, _SEARCHED_GRAPH), ""),
 }
@@ -295,6 +296,8 @@ SAME_ROUNDING = frozenset({"cuda-graph", DIRECT["cuda-graph"]})
 ON_ANY_DEVICE = ("compile",)
 ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune")
 WITH_CONVOLUTIONS = ("cudnn-cuda-graph", "compile-cudnn-cuda-graph", "cudnn-benchmark")
+WITH_LARGE_CONVOLUTIONS = ("compile-cudnn",)
+"""In place of the same with a graph, where copies cost more than launches."""
 WITH_CONVOLUTIONS_2D = ("channels-last-cuda-graph", "channels-last")
 """Their layout exists for tensors of rank 4 only."""
 KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D, DIRECT["channels-last-cuda-graph"]}
