@@ -9,6 +9,7 @@ once keeps all others out, which took half the time of a search (results/kernelb
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -389,7 +390,9 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
             # Other judges time on the same core, and this one's own work must not be in their way.
             os.sched_setaffinity(0, cores_beside(judge.core))
             connection.send(_do(judge, device, *message))
-            torch.cuda.empty_cache()  # other judges may need what the tensors of an evaluation held, all of them gone by now
+            # Other judges may need what the tensors of an evaluation held, which are gone by now; cycles, if any, are not.
+            gc.collect()
+            torch.cuda.empty_cache()
     finally:
         if judge is not None:
             judge.close()

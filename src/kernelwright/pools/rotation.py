@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.judge.check import guard
@@ -33,11 +33,10 @@ from kernelwright.records.intervals import MISS_PROBABILITY
 from kernelwright.records.scoring import Score, score, whole_ns
 from kernelwright.seconds import utc_now
 
+P = ParamSpec("P")
+T = TypeVar("T")
 TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
 """KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
-
-NotTimed = RejectionError | WorkerError
-"""Failure for which a baseline has no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ def rotate(
 
     device: dict[str, float] = {}
 
-    def attempt() -> dict[str, Rotated | NotTimed]:
+    def attempt() -> dict[str, Rotated | Failed]:
         with judge.evaluation_folder(task) as directory:
             trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(settings.forbid))
             try:
@@ -89,7 +88,7 @@ def rotate(
             finally:
                 device.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s)
 
-    def ran_out(found: dict[str, Rotated | NotTimed]) -> bool:
+    def ran_out(found: dict[str, Rotated | Failed]) -> bool:
         return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
 
     found = None
@@ -116,14 +115,14 @@ def rotate(
             findings.score = one.score
             findings.checks["allowed"] = one.allowed.to_json()
         else:
-            findings.failure = Failed(one.reason, one.detail)
+            findings.failure = one
         findings.checks |= {"rotation": len(baselines), **device}
         findings.checks["strict_fp32"] = settings.strict_fp32
         records.append(record_of(findings, task, baseline, str(judge.device), began, time.monotonic() - started))
     return records
 
 
-def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | NotTimed]:
+def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failed]:
     """Time all of them together; returns latencies or a failure by their hashes.
 
     `settings.blocks` is the least number of rounds, two inputs each; short ones go on for `settings.triple_s` for every
@@ -132,17 +131,18 @@ def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], fl
     Raises:
         TaskError: the reference failed.
     """
-    found: dict[str, Rotated | NotTimed] = {}
+    found: dict[str, Rotated | Failed] = {}
     reference = trial.start("reference")
     sides: dict[str, Side] = {}
     try:
         with ThreadPoolExecutor(max(1, len(baselines))) as threads:
-            starts = {baseline.sha256: threads.submit(trial.start_baseline, baseline) for baseline in baselines}
+            starts = {baseline.sha256: threads.submit(_or_failed, trial.start_baseline, baseline) for baseline in baselines}
             for name, start in starts.items():
-                try:
-                    sides[name] = start.result()
-                except (RejectionError, WorkerError) as failure:
-                    found[name] = failure
+                started = start.result()
+                if isinstance(started, Failed):
+                    found[name] = started
+                else:
+                    sides[name] = started
         rotation = RotatedCalls(trial, reference, sides, found, flush)
         with trial.gate(shared=True):
             rotation.first_calls()
@@ -159,6 +159,14 @@ def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], fl
             side.close()
 
 
+def _or_failed(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | Failed:
+    """What a call returns, or why it failed: an exception that is kept keeps, by its traceback, everybody's tensors."""
+    try:
+        return call(*args, **options)
+    except (RejectionError, WorkerError) as failure:
+        return Failed(failure.reason, failure.detail)
+
+
 class RotatedCalls:
     """Calls of one set of workers. A side that fails drops out; the others go on."""
 
@@ -167,7 +175,7 @@ class RotatedCalls:
         trial: Trial,
         reference: Side,
         sides: dict[str, Side],
-        failures: dict[str, Rotated | NotTimed],
+        failures: dict[str, Rotated | Failed],
         flush: Callable[[], float],
     ) -> None:
         self._trial = trial
@@ -191,12 +199,13 @@ class RotatedCalls:
         names = self._running
         layouts = {name: self._sides[name].place(inputs, slot=0) for name in names}
         with ThreadPoolExecutor(max(1, len(names))) as threads:
-            calls = {name: threads.submit(self._sides[name].call, layout, seed=seed) for name, layout in layouts.items()}
+            calls = {
+                name: threads.submit(_or_failed, self._sides[name].call, layout, seed=seed)
+                for name, layout in layouts.items()
+            }
             for name, call in calls.items():
-                try:
-                    self._compare(call.result(), wanted, inputs)
-                except (RejectionError, WorkerError) as failure:
-                    self._failures[name] = failure
+                answer = call.result()
+                self._keep(name, answer, wanted, inputs)
 
     def round(self, *, keep: bool) -> None:
         """Every side on one fresh input in random order, and in the mirrored order on another."""
@@ -216,29 +225,33 @@ class RotatedCalls:
             if name in self._failures:
                 continue
             side = self._sides[name] if name else self._reference
-            try:
-                answers[name] = side.timed_call(inputs, self._flush, seed=seed, repeats=repeats)
-            except WorkerError as failure:
-                self._failures[name] = failure
+            answer = _or_failed(side.timed_call, inputs, self._flush, seed=seed, repeats=repeats)
+            if isinstance(answer, Failed):
+                self._failures[name] = answer
+            else:
+                answers[name] = answer
         for name, answer in answers.items():
-            try:
-                self._compare(answer, answers[""], inputs)
-            except RejectionError as failure:
-                self._failures[name] = failure
+            self._keep(name, answer, answers[""], inputs)
         return {name: answer.clocks.inner_us for name, answer in answers.items()}
 
-    def _compare(self, answer: CallOutput, wanted: CallOutput, inputs: list[Any]) -> None:
+    def _keep(self, name: str, answer: CallOutput | Failed, wanted: CallOutput, inputs: list[Any]) -> None:
+        """Have a side whose answer is none, or wrong, drop out."""
+        failed = answer if isinstance(answer, Failed) else self._compare(answer, wanted, inputs)
+        if failed is not None:
+            self._failures[name] = failed
+
+    def _compare(self, answer: CallOutput, wanted: CallOutput, inputs: list[Any]) -> Failed | None:
         facts = self._trial.facts
         # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
         if facts.stochastic and not facts.stateful:
-            return
+            return None
         found = apart(answer.outputs, wanted.outputs)
         # The truth knows nothing of a state that moves with each call. A CUDA graph replays the one that it captured.
         if not found.within(self._allowed) and not facts.stateful:
             self._allowed = farthest([self._allowed, self._explained(inputs, wanted)])
-        if not found.within(self._allowed):
-            detail = f"the output is {found} from eager's; allowed {self._allowed}"
-            raise RejectionError(Reason.WRONG_OUTPUT, detail)
+        if found.within(self._allowed):
+            return None
+        return Failed(Reason.WRONG_OUTPUT, f"the output is {found} from eager's; allowed {self._allowed}")
 
     def _explained(self, inputs: list[Any], wanted: CallOutput) -> Distance:
         """Distance of two legal ways of rounding on these inputs, by eager's own distance from the float64 truth, and by
