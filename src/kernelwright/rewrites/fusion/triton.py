@@ -103,7 +103,7 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
-    if program.finds_indices and (program.convolution is not None or program.pooled or program.count() >= 1 << 31):
+    if program.finds_indices and (program.convolution is not None or program.count() >= 1 << 31):
         return False
     if program.convolution is not None:
         # Reduced are channels alone, of which a tile has all.
