@@ -47,6 +47,10 @@ x = torch.softmax(a + self.s, 1) * 2
 y = (a * a).mean(1, keepdim=True)
 return x * a, a * torch.rsqrt(y + 1e-6), torch.relu(torch.logsumexp(a * 3, 1)) + 1
 """
+LONG_COLUMNS = """
+x = (a * self.w + b).sum(1) * self.w + 1
+return x, (a * b).mean(1, keepdim=True) * b, torch.exp(a).amax(1) - torch.relu(a - b).amin(1)
+"""
 GROUPS = """
 x = F.silu(self.g(a) * 2)
 y = torch.relu(self.i(a)) + 1
@@ -99,6 +103,7 @@ return x, y, z, w, F.max_pool2d(self.c2(a), 3, 2), F.max_pool2d(self.c6(d), 2, p
 STATE = """
 self.v = nn.Parameter(torch.randn(40, 1, 1))
 self.u = nn.Parameter(torch.randn(9, 1))
+self.w = nn.Parameter(torch.randn(70))
 self.p = nn.Parameter(torch.randn(5, 1, 1))
 self.q = nn.Parameter(torch.rand(37) + 0.5)
 self.r = nn.Parameter(torch.randn(37))
@@ -133,6 +138,7 @@ CASES = {
 GPU_CASES = {
     **CASES,
     "whole": (WHOLE, "torch.randn(130, 143)"),
+    "long columns": (LONG_COLUMNS, "torch.randn(2, 1100, 70), torch.randn(2, 1, 70)"),
     "windows": (WINDOWS, "torch.randn(1, 6, 13, 18), torch.randn(1, 6, 97), torch.randn(1, 6, 9, 7, 8)"),
     "convolutions": (
         CONVOLUTIONS,
@@ -378,7 +384,8 @@ def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(one_read, "LEAST_POINTS", 1)
     forward = """
     y = a / a.norm(dim=1, keepdim=True), torch.exp(a - a.amin(-1, keepdim=True)).sum(-1, keepdim=True) * a
-    return torch.softmax(a * 3, 1) + 1, F.layer_norm(a + 10, [16500]), y
+    z = torch.argmin(a - a.amax(1, keepdim=True), 1), a - a.amax(1, keepdim=True)
+    return torch.softmax(a * 3, 1) + 1, F.layer_norm(a + 10, [16500]), y, z
     """
     done = apply_rules(task_text(forward, "torch.randn(2, 16500)"), fuse="cuda", single=True, once=True)
     assert "one-read-rows" in done.fired
@@ -387,6 +394,15 @@ def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.Mon
     source = source.replace(one_read.OneReadKernel.requires[0], "True")
     source = re.sub(r"\n    (_fused_\d+_launch\(x.*)", r"\n    for _ in range(4):\n        \1", source)
     interpret(done.reference, source, tmp_path, 3e-6)
+
+
+@pytest.mark.exhaustive
+@needs_triton
+def test_partial_results_are_numbers_where_the_first_input_is_a_mask(tmp_path: Path) -> None:
+    inputs = "torch.randn(3, 16500), torch.randn(3, 16500) > 0"
+    done = apply_rules(task_text("return torch.where(b, a, 0.5).sum(-1)", inputs), fuse="cuda")
+    assert done.fired == ("fuse-chains-triton", "split-rows")
+    interpret(done.reference, done.source, tmp_path)
 
 
 def test_a_pool_reads_what_another_kernel_computes() -> None:
@@ -442,6 +458,23 @@ def test_only_few_long_rows_are_split_over_programs(shape: str, splits: bool) ->
     assert done.fired == ("fuse-all-triton", *(("split-rows",) if splits else ()))
     # The maximum and the sum of exponentials are found in one pass.
     assert ("_fused_0_pass_0" in done.source, "_fused_0_pass_1" in done.source) == (splits, False)
+
+
+@pytest.mark.parametrize(
+    ("forward", "shape", "fires"),
+    [
+        ("a.sum(1)", "128, 4096, 4095", True),
+        ("a.amin(0)", "1025, 132 * 64 - 63", True),
+        ("a.amin(0)", "1025, 131 * 64", False),
+        ("torch.softmax(a, 1)", "128, 4096, 4095", False),
+        ("a.var(1)", "128, 4096, 4095", False),
+        ("torch.softmax(a, 1)", "128, 1024, 4095", True),
+    ],
+)
+def test_long_columns_are_walked_down_once_by_many_programs(forward: str, shape: str, fires: bool) -> None:
+    done = apply_rules(task_text(f"return {forward}", f"torch.empty({shape})"), fuse="cuda", single=True)
+    assert done.fired == (("fuse-all-triton",) if fires else ())
+    assert ("for step in range" in done.source) == (fires and "softmax" not in forward)
 
 
 @pytest.mark.parametrize(

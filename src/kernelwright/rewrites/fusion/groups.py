@@ -119,7 +119,7 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
 def _lower(program: LoopProgram, node: fx.Node) -> None:
     """Append a node's steps; raise `UnsupportedError` when it has none in this program."""
     packet = packet_of(node)
-    if not is_tensor(node) or value(node).dtype != DTYPE:
+    if not is_tensor(node) or (value(node).dtype != DTYPE and not is_call(node, aten.argmax, aten.argmin)):
         raise UnsupportedError("not one float32 tensor")
     if node.op != "call_function" or node.kwargs.get("dtype") is not None:
         raise UnsupportedError("not a plain call")
@@ -129,7 +129,8 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
         if found is None or not isinstance(source, fx.Node) or shape(source) not in program.shapes:
             raise UnsupportedError("not a reduction over this space")
         split, reduced = found
-        if numel(source) == numel(node) and is_call(node, aten.sum, aten.mean, aten.amax, aten.amin):
+        plain = (aten.sum, aten.mean, aten.amax, aten.amin, aten.argmax, aten.argmin)
+        if numel(source) == numel(node) and is_call(node, *plain):
             raise UnsupportedError("nothing is reduced")
         if program.reduced and (program.reduced, program.split) != (reduced, split):
             raise UnsupportedError("another reduction")
@@ -227,6 +228,8 @@ class Signature:
     """Step of each output, whether it is written per point (else per row), and its shape."""
     updates: tuple[int, ...] = ()
     """Arguments that the last stores are written into."""
+    indices: tuple[int, ...] = ()
+    """Stores of indices, which are of int64."""
 
 
 def replace_group(
@@ -250,7 +253,8 @@ def replace_group(
     )
     stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
     stores += tuple((step, False, shape(statistic)) for statistic, step in program.updates.items())
-    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates))), inputs)
+    indices = tuple(number for number, node in enumerate(outputs) if value(node).dtype != DTYPE)
+    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates)), indices), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
@@ -304,5 +308,6 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
     fresh = signature.stores[: len(signature.stores) - len(signature.updates)]
-    made = tuple(inputs[0].new_empty(sizes, dtype=DTYPE) for _, _, sizes in fresh)
+    dtypes = [torch.int64 if number in signature.indices else DTYPE for number in range(len(fresh))]
+    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in zip(fresh, dtypes, strict=True))
     return made[0] if len(made) == 1 else made

@@ -110,15 +110,19 @@ class FusedKernel(ABC):
         """Statements for steps that reduce nothing, of which `load` prints the loads."""
         return [load(index) if self._name_of(index) == "load" else self._step(index) for index in indices]
 
+    def _empty(self, size: str, of_integers: bool) -> str:
+        """A new tensor on the device of the first input, which may be of booleans."""
+        dtype = "int64" if of_integers else "float32" if self.program.masks else ""
+        return f"x0.new_empty({size}{f', dtype=torch.{dtype}' if dtype else ''})"
+
     def _launcher(self, call: Callable[[list[str], list[str]], list[str]]) -> list[str]:
         """The Python function around the statements that `call` makes of the names of inputs and outputs."""
         names = [f"x{index}" for index in range(len(self.strides))]
         outs = [f"y{index}" for index in range(len(self.signature.stores))]
         body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
         fresh = outs[: len(outs) - len(self.signature.updates)]
-        sizes = (list(size) for _, _, size in self.signature.stores)
-        dtype = ", dtype=torch.float32" if self.program.masks else ""
-        body += [f"{out} = x0.new_empty({size}{dtype})" for out, size in zip(fresh, sizes, strict=False)]
+        for number, (out, (_, _, size)) in enumerate(zip(fresh, self.signature.stores, strict=False)):
+            body.append(f"{out} = {self._empty(str(list(size)), number in self.signature.indices)}")
         written = outs[: len(fresh)] + [names[index] for index in self.signature.updates]
         body += [*call(names, written), f"return {', '.join(fresh)}"]
         return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]

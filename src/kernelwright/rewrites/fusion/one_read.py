@@ -69,8 +69,7 @@ class OneReadKernel(TritonKernel):
         lines += [f"{launch} = _Launch(_{self.__name__}_kernel, {rows * chunks}, {warps})", "", ""]
 
         def call(given: list[str], outs: list[str]) -> list[str]:
-            made = [f"{part} = x0.new_empty([{rows * chunks}])" for part in parts]
-            made.append(f"state = x0.new_zeros([{1 + passed * rows}], dtype=torch.int32)")
+            made = [*self._parts(str(rows * chunks)), f"state = x0.new_zeros([{1 + passed * rows}], dtype=torch.int32)"]
             return [*made, f"{launch}({', '.join([*given, *parts, 'state', *outs])})"]
 
         return "\n".join([*lines, *self._launcher(call)])

@@ -32,7 +32,7 @@ FULL, ROW = "full", "row"
 Operand = int | float
 """A step's number, or an immediate constant (always a float)."""
 
-REDUCERS = frozenset({"sum", "max", "min"})
+REDUCERS = frozenset({"sum", "max", "min", "argmax"})
 POOLERS = {"window_max": "max", "window_sum": "sum"}
 """Steps that combine their operand over the window of a point, and how."""
 SCANS = {"cumsum": "sum", "cumprod": "product", "cumsum_reversed": "sum"}
@@ -156,6 +156,11 @@ class LoopProgram:
     def scans(self) -> list[int]:
         """Steps that are scans."""
         return [index for index, step in enumerate(self.steps) if step.name in SCANS]
+
+    @property
+    def finds_indices(self) -> bool:
+        """Whether a reduction finds the index of an element."""
+        return any(step.name == "argmax" for step in self.steps)
 
     @property
     def masks(self) -> bool:

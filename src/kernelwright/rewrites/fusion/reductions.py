@@ -120,6 +120,9 @@ def _reduction(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
         return add("div", add("sum", x), float(program.count()))
     if is_call(node, aten.amax, aten.amin):
         return add("max" if is_call(node, aten.amax) else "min", x)
+    if is_call(node, aten.argmax, aten.argmin):
+        # Both take the first NaN before anything else, which stays NaN when it is negated.
+        return add("argmax", x if is_call(node, aten.argmax) else add("neg", x))
     if is_call(node, aten.linalg_vector_norm):
         return _vector_norm(program, node, x)
     if is_call(node, aten.var, aten.std):
@@ -195,7 +198,7 @@ ROW_OPERATORS: dict[Any, Lowering] = {
     **dict.fromkeys(
         (
             *(aten.sum, aten.mean, aten.amax, aten.amin, aten.softmax, aten.log_softmax, aten.logsumexp),
-            *(aten.linalg_vector_norm, aten.var, aten.std),
+            *(aten.linalg_vector_norm, aten.var, aten.std, aten.argmax, aten.argmin),
         ),
         _reduction,
     ),

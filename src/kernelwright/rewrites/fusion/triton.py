@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -20,6 +21,7 @@ from kernelwright.rewrites.fusion.nest import (
     pairs_of,
     points,
     schedule,
+    stores_everything,
 )
 from kernelwright.rewrites.fusion.program import REDUCERS, LoopProgram
 from kernelwright.rewrites.fusion.triton_helpers import HELPERS
@@ -29,6 +31,8 @@ STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
 SHORT_ROWS = 2048
 """Elements of the tile of several rows that one program takes where rows are short and many."""
+LONG_COLUMN_BLOCK = 64
+"""Columns of the tile of a loop down columns too long for one tile."""
 LOOP_TILE = 4096
 """Elements of one step of a loop along something too long for one tile."""
 FEW_PROGRAMS = 4 * 132
@@ -76,6 +80,18 @@ def few_long_rows(nest: Nest) -> bool:
     )
 
 
+def long_columns(nest: Nest) -> bool:
+    """Whether columns are too long for a tile."""
+    return nest.kind == COLUMNS and power_of_two(nest.reduced[-1].size) * 16 > LARGEST_TILE
+
+
+def _walks_down(program: LoopProgram, nest: Nest) -> bool:
+    """Whether programs may walk down long columns: once, and enough of them."""
+    programs = points(nest.outer) * points(nest.inner[:-1]) * -(-nest.inner[-1].size // LONG_COLUMN_BLOCK)
+    once = not stores_everything(program) and len(schedule(program, ()).passes) == 1
+    return once and programs >= FEW_PROGRAMS // 4
+
+
 def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
     """Choices of the kernels of chunks of rows, the default first: at least twice `FEW_PROGRAMS` where rows are long."""
     most = min(MOST_CHUNKS, power_of_two(columns // LOOP_TILE))
@@ -87,6 +103,8 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
+    if program.finds_indices and (program.convolution is not None or program.count() >= 1 << 31):
+        return False
     if program.convolution is not None:
         # Reduced are channels alone, of which a tile has all.
         whole = nest.kind == COLUMNS and program.convolution.groups == 1 and program.logical[1] <= MOST_CHANNELS
@@ -97,9 +115,8 @@ def accepts(program: LoopProgram) -> bool:
         return not program.reduced and columns >= SHORTEST_SCAN and (rows >= FEW_PROGRAMS // 4 or columns <= LARGEST_TILE)
     if program.windows:
         return not program.reduced and len(program.logical) > 1
-    reduced = points(nest.reduced) if nest.reduced else 1
     if nest.kind == COLUMNS:
-        return len(nest.reduced) == 1 and power_of_two(reduced) * 16 <= LARGEST_TILE
+        return len(nest.reduced) == 1 and (not long_columns(nest) or _walks_down(program, nest))
     return True
 
 
@@ -107,7 +124,7 @@ class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
-    neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}
+    neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "argmax": "-0x7FFFFFFFFFFFFFFF"}
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         super().__init__(name, program, signature, strides)
@@ -137,6 +154,11 @@ class TritonKernel(FusedKernel):
         if name == "where":
             return f"tl.where({', '.join(operands)})"
         return f"-{operands[0]}" if name == "neg" else f"{FUNCTIONS[name]}({operands[0]})"
+
+    def _reduced(self, index: int) -> str:
+        """Also the position, where that is wanted: an index is the largest of keys of both."""
+        given, position = super()._reduced(index), "row" if self.nest.kind == COLUMNS else "column"
+        return f"_key({given}, {position})" if self._name_of(index) == "argmax" else given
 
     def _assign(self, index: int, text: str) -> str:
         return f"v{index} = {text}"
@@ -182,8 +204,9 @@ class TritonKernel(FusedKernel):
     def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
         """An output is written at a position of a loop."""
         offset = self._offset(dims, names, len(self.load_steps) + number) or otherwise
-        step = self.signature.stores[number][0]
-        return f"tl.store(out{number} + {offset}, v{step}{', mask=' + mask if mask else ''})"
+        step = f"v{self.signature.stores[number][0]}"
+        stored = f"_index_of({step})" if number in self.signature.indices else step
+        return f"tl.store(out{number} + {offset}, {stored}{', mask=' + mask if mask else ''})"
 
     def _definition(self, suffix: str, arguments: Sequence[str], body: Sequence[str]) -> list[str]:
         """A kernel's text."""
@@ -253,9 +276,7 @@ class TritonKernel(FusedKernel):
         lines = []
         for index, step in enumerate(self.program.steps):
             if step.name == "load":
-                number = self.load_steps.index(index)
-                mask = " & ".join(name for name, along in masks.items() if any(dim.strides[number] for dim in along))
-                lines.append(self._load(index, self._offset(dims, names, number), mask))
+                lines.append(self._masked(index, dims, names, masks))
             elif step.name in REDUCERS:
                 operand = f"tl.where(inside, {self._reduced(index)}, {self._neutral(index)})"
                 lines.append(self._whole_tile(index, operand, axis))
@@ -263,35 +284,53 @@ class TritonKernel(FusedKernel):
                 lines.append(self._step(index))
         return lines
 
+    def _masked(self, index: int, dims: Sequence[Dim], names: Sequence[str], masks: Mapping[str, Sequence[Dim]]) -> str:
+        """A load with those masks along whose dimensions it varies."""
+        number = self.load_steps.index(index)
+        mask = " & ".join(name for name, along in masks.items() if any(dim.strides[number] for dim in along))
+        return self._load(index, self._offset(dims, names, number), mask)
+
     def _whole_tile(self, index: int, operand: str, axis: str = "axis=0") -> str:
         """A tile reduced along an axis. `tl.max` would drop NaN."""
-        if (name := self._name_of(index)) == "sum":
+        if (name := self._name_of(index).removeprefix("arg")) == "sum":
             return f"v{index} = tl.sum({operand}, {axis})"
         return f"v{index} = tl.reduce({operand}, combine_fn=_{name}_or_nan, {axis})"
 
     def _columns(self) -> str:
-        """One program per block of columns, all reduced rows of it in one tile."""
-        down, lanes = self.nest.reduced[-1], self.nest.inner[-1]
+        """One program per block of columns: all reduced rows of it are one tile, or the program walks down them."""
+        down, lanes, walks = self.nest.reduced[-1], self.nest.inner[-1], long_columns(self.nest)
         rows, width = power_of_two(down.size), _column_block(down.size)
+        if walks:
+            rows, width = LOOP_TILE // LONG_COLUMN_BLOCK, LONG_COLUMN_BLOCK
         dims = (*self.nest.outer, *self.nest.inner[:-1])
         names = self._numbered("i", dims)
         blocks = -(-lanes.size // width)
+        every, all_names = (*dims, down, lanes), (*names, "row", "column")
+        masks, axis = {"in_rows": (down,), "in_columns": (lanes,)}, "axis=0, keep_dims=True"
+        lane = f"tl.arange(0, {rows})[:, None].to({self._index_type()})"
+        inside = [f"in_rows = row < {down.size}", "inside = in_rows & in_columns"]
         body = [
             "task = tl.program_id(0).to(tl.int64)",
             f"column = (task % {blocks}) * {width} + tl.arange(0, {width})[None, :]",
             f"outer = task // {blocks}",
             *self._split(dims, names, "outer"),
-            f"row = tl.arange(0, {rows})[:, None]",
             f"in_columns = column < {lanes.size}",
-            f"in_rows = row < {down.size}",
-            "inside = in_rows & in_columns",
         ]
-        every, all_names = (*dims, down, lanes), (*names, "row", "column")
-        masks = {"in_rows": (down,), "in_columns": (lanes,)}
-        body += self._tile_steps(every, all_names, masks, "axis=0, keep_dims=True")
+        if walks:
+            (item,) = self.plan.passes
+            load = functools.partial(self._masked, dims=every, names=all_names, masks=masks)
+            body += [*self._steps(self.plan.rows_before, load), f"lane = {lane}"]
+            body += [self._start(index, f"{rows}, {width}") for index in item.reduces]
+            body.append(f"for step in range(0, {-(-down.size // rows)}):")
+            loop = [f"row = step * {rows} + lane", *inside, *self._steps(item.computes, load)]
+            body += [f"    {line}" for line in (*loop, *(self._accumulate(index) for index in item.reduces))]
+            body += [self._whole_tile(index, f"a{index}", axis) for index in item.reduces]
+            body += self._steps(item.rows_after, load)
+        else:
+            body += [f"row = {lane}", *inside, *self._tile_steps(every, all_names, masks, axis)]
         for number, (_, full, _) in enumerate(self.signature.stores):
             body.append(self._store(number, every, all_names, "inside" if full else "in_columns"))
-        return self._kernel(body, points(dims) * blocks, 4 if rows * width <= 4096 else 8)
+        return self._kernel(body, points(dims) * blocks, 8 if walks or rows * width > 4096 else 4)
 
     def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
         """A load at a position of a loop; one that does not vary along it needs no mask."""
@@ -302,7 +341,7 @@ class TritonKernel(FusedKernel):
         """A loop over the tiles of a row from column `begin`, and what its reductions come to."""
         dims = self.nest.reduced
         lines = [f"lane = tl.arange(0, {tile})"]
-        lines += [f"a{index} = tl.full([{tile}], {self._neutral(index)}, tl.float32)" for index in item.reduces]
+        lines += [self._start(index, tile) for index in item.reduces]
         lines.append(f"for step in range(0, {steps}):")
         loop = [f"column = begin + step * {tile} + lane", f"inside = column < {points(dims)}"]
         loop += [*self._split(dims, self._numbered("r", dims), "column"), *body]
@@ -313,6 +352,11 @@ class TritonKernel(FusedKernel):
         held = f"tl.minimum(tl.maximum(({points(dims)} - begin - lane + {tile} - 1) // {tile}, 0), {steps})"
         return lines + self._combined(item, held)
 
+    def _start(self, index: int, tile: int | str) -> str:
+        """A running result before the first tile."""
+        dtype = "tl.int64" if self._name_of(index) == "argmax" else "tl.float32"
+        return f"a{index} = tl.full([{tile}], {self._neutral(index)}, {dtype})"
+
     def _accumulate(self, index: int) -> str:
         """One more tile into the running result of a reduction, lane by lane."""
         source = self.pairs.get(index, index)
@@ -321,7 +365,7 @@ class TritonKernel(FusedKernel):
             return f"a{index} = _more_exponentials(a{index}, a{source}, {item})"
         if source != index:
             return f"a{index} += tl.where(inside, _more_squares(a{source}, {item}, step), 0.0)"
-        if (name := self._name_of(index)) == "sum":
+        if (name := self._name_of(index).removeprefix("arg")) == "sum":
             return f"a{index} += {item}"
         return f"a{index} = tl.{name}imum(a{index}, {item}, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -362,6 +406,11 @@ class TritonKernel(FusedKernel):
         if not self.plan.passes[number].reduces:
             lines += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
         return lines
+
+    def _parts(self, size: str) -> list[str]:
+        """Statements that make the tensors of all partial results."""
+        every = (index for item in self.plan.passes for index in item.reduces)
+        return [f"part{index} = {self._empty(f'[{size}]', self._name_of(index) == 'argmax')}" for index in every]
 
     def _split_rows(self) -> str:
         """A kernel for each pass, one program per chunk of a row; partial results of chunks go from one to the next."""
@@ -415,7 +464,7 @@ class TritonKernel(FusedKernel):
             lines.append(f'_{name}_{suffix}_launch = _Launch(_{name}_{suffix}, {grid}, {knobs}["warps"][0], {constants})')
 
         def call(names: list[str], outs: list[str]) -> list[str]:
-            made = [f"{part} = x0.new_empty([{rows} * {chunks}])" for part in parts]
+            made = self._parts(f"{rows} * {chunks}")
             for suffix, given, _ in launches:
                 written = outs if suffix == "apply" else []
                 made.append(f"_{name}_{suffix}_launch({', '.join([*names, *given, *written])})")

@@ -48,6 +48,23 @@ def _min_or_nan(x, y):
 
 
 @triton.jit
+def _key(x, index):
+    """An integer that is larger for a larger number, NaN the largest, and of equal numbers for an earlier one.
+
+    The upper half is the number's size with its sign, so that both zeros are equal.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    number = tl.where(size > 0x7F800000, 0x7FFFFFFF, tl.where(bits < 0, -size, size))
+    return (number.to(tl.int64) << 32) - index
+
+
+@triton.jit
+def _index_of(key):
+    return -key & 0xFFFFFFFF
+
+
+@triton.jit
 def _product(x, y):
     return x * y
 

@@ -1,0 +1,171 @@
+"""Indices of maxima and minima in fused Triton kernels, which equal eager's also where values tie or are NaN."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from torch import fx
+
+from kernelwright.rewrites.fusion import groups
+from kernelwright.rewrites.fusion import triton as triton_printer
+from kernelwright.rewrites.fusion.program import LoopProgram
+from tests.quick import exhaustive_but
+from tests.rewrites.samples import apply_rules, task_text
+from tests.rewrites.test_fusion import LENGTHS, needs_triton
+
+SPECIAL = "torch.tensor([-math.inf, -0.0, 0.0, 1e-45, -1e-45, 1.5, -1.5, 2e38, -2e38, math.inf, math.nan, -math.nan])"
+"""Numbers of which a row has the first few or all, so that its largest, or smallest, are several."""
+
+
+def inputs(sizes: str, per_row: str) -> str:
+    """A tensor of special numbers, of which each point of `per_row` has the first few or the first few negated."""
+    few = f"torch.randint(0, 12, ({sizes})) % torch.randint(1, 13, ({per_row},))"
+    return f"{SPECIAL}[{few}] * (torch.randint(0, 2, ({per_row},)) * 2 - 1)"
+
+
+CASES = {
+    "short rows": ("torch.argmax(a, -1), torch.argmin(a, 2, keepdim=True)", "7, 9, 37", "7, 9, 1"),
+    "rows": ("torch.argmax(a, 1), torch.argmin(a, 1)", "3, 1500", "3, 1"),
+    "long rows": ("torch.argmax(a, 1), torch.argmin(a, 1)", "5, 16500", "5, 1"),
+    "split rows": ("torch.argmax(a, 1), torch.argmin(a, 1, keepdim=True)", "3, 16500", "3, 1"),
+    "several dimensions": ("torch.argmax(a), torch.argmin(a.t())", "130, 143", "1"),
+    "columns": ("torch.argmax(a, 1, keepdim=True), torch.argmin(a, -2)", "3, 40, 33", "3, 1, 33"),
+    "outer dimension": ("torch.argmax(a, -3), torch.argmin(a, 0)", "40, 5, 9", "1, 5, 9"),
+    "long columns": ("torch.argmax(a, 1), torch.argmin(a, 1, keepdim=True), a.amax(1)", "2, 1100, 70", "2, 1, 70"),
+    "transposed": ("torch.argmax(a.transpose(1, 2), 2), torch.argmin(a.transpose(1, 2), 1)", "3, 40, 33", "3, 1, 33"),
+    "fused": ("torch.argmin(-a, 1), torch.argmax(torch.relu(a) * 2, 1), a.amax(1), a.amax(1) + 1", "30, 70", "30, 1"),
+    "second pass": ("torch.argmin(a - a.amax(1, keepdim=True), 1)", "3, 16500", "3, 1"),
+}
+
+EXACT = """
+import importlib.util, math, sys
+import torch
+from pathlib import Path
+from tests.rewrites.samples import load, tensors
+
+folder = Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location("candidate", folder / "candidate.py")
+new = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(new)
+old = load((folder / "reference.txt").read_text(), "reference")
+model, rewritten = old.Model().eval(), new.ModelNew().eval()
+new.Model.forward = None  # the candidate may not run the reference
+for seed in range(2):
+    torch.manual_seed(seed)
+    given = old.get_inputs()
+    with torch.no_grad():
+        pairs = list(zip(tensors(model(*given)), tensors(rewritten(*given)), strict=True))
+    for want, have in pairs:
+        assert (have.dtype, have.shape, have.stride()) == (want.dtype, want.shape, want.stride())
+        torch.testing.assert_close(have, want, rtol=2e-6, atol=1e-37, equal_nan=True)
+"""
+
+
+def agrees(reference: str, candidate: str, folder: Path) -> None:
+    """Compare both in a process of its own: Triton interprets where it is told to at import."""
+    (folder / "reference.txt").write_text(reference)
+    (folder / "candidate.py").write_text(candidate.replace(".is_cuda", ".is_cpu"))
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(EXACT), str(folder)],
+        capture_output=True,
+        text=True,
+        env={
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+            "HOME": str(folder),
+            "PATH": "/usr/bin:/bin",
+        },
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", exhaustive_but(CASES, "short rows", "columns"))
+def test_indices_are_those_of_eager(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    forward, sizes, per_row = CASES[name]
+    done = apply_rules(task_text(f"return {forward}", inputs(sizes, per_row)), fuse="cuda", single=True)
+    splits = name in ("split rows", "several dimensions", "second pass")
+    assert ("split-rows" in done.fired) == splits
+    assert "torch.argm" not in done.source.split("class ModelNew")[1]
+    assert ("for step in range" in done.source) == (name in ("long rows", "long columns") or splits)
+    agrees(done.reference, done.source, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("forward", "sizes", "fires"),
+    [
+        ("torch.argmax(a, 1)", "16, 256, 256", True),
+        ("torch.argmin(a, 1)", "128, 4096, 4095", True),
+        ("torch.argmax(a, -1, keepdim=True)", "64, 40", True),
+        ("torch.argmax(a, 1) + 1", "64, 40", True),
+        ("torch.argmax(a, 1)", "4096, 1", False),
+        ("torch.argmax(a, 1)", "0, 4096", False),
+        ("torch.argmax(a, 0)", "4096, 64", False),
+        ("torch.argmax(a.double(), 1)", "64, 40", False),
+        ("torch.argmax(a.half(), 1)", "64, 40", False),
+        ("torch.argmax(a.long(), 1)", "64, 40", False),
+        ("torch.max(a, 1)[1]", "64, 40", False),
+    ],
+)
+def test_indices_of_float32_are_fused_on_a_gpu(forward: str, sizes: str, fires: bool) -> None:
+    text = task_text(f"return {forward}", f"torch.empty({sizes})")
+    assert apply_rules(text, fuse="cuda", single=True).fired == (("fuse-all-triton",) if fires else ())
+    assert not apply_rules(text, fuse="cpu", single=True).fired
+
+
+def test_an_index_is_no_part_of_a_convolution_nor_longer_than_half_a_key() -> None:
+    text = task_text("return torch.argmax(self.c(a), 1)", "torch.empty(4, 8, 64, 64)", "self.c = nn.Conv2d(8, 64, 3)")
+    source = apply_rules(text, fuse="cuda", single=True, tiled=True, channels=True).source
+    assert source.count("def fused") == 2
+    for size in (1 << 31, (1 << 31) - 1):
+        program = LoopProgram((2, size), reduced=(1,))
+        program.add("argmax", program.load(fx.Graph().placeholder("a"), (size, 1)))
+        assert triton_printer.accepts(program) == (size < 1 << 31)
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "call",
+    exhaustive_but(
+        [
+            "torch.argmax(a, dim=1), 128, 4096, 4095",
+            "torch.argmin(a, dim=1), 16, 256, 256",
+            "torch.argmax(a, 2), 16, 256, 256",
+            "torch.argmin(a, 1), 3, 20000",
+            "torch.argmax(a, 1), 600, 20000",
+        ],
+        "torch.argmax(a, dim=1), 128, 4096, 4095",
+    ),
+)
+def test_indices_compile_for_hopper(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to machine code, which needs no GPU."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    forward, _, sizes = call.partition("), ")
+    path = tmp_path / "kernels.py"
+    path.write_text(apply_rules(task_text(f"return {forward})", f"torch.empty({sizes})"), fuse="cuda", single=True).source)
+    spec = importlib.util.spec_from_file_location("kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
+    assert len(kernels) == 1 + (sizes == "3, 20000")
+    for kernel in kernels:
+        constants = {name: LENGTHS[name] for name in kernel.arg_names if name in LENGTHS}
+        types = {name: "*fp32" if name.startswith("in") else "*i64" for name in kernel.arg_names}
+        source = ASTSource(fn=kernel, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
