@@ -34,8 +34,8 @@ MOST_CELLS = 24
 LEAST_STEPS = 16
 """Time steps below which reading the weights once saves little. Our choice."""
 _THREADS = 256
-"""Of a block. Smaller blocks wait longer for the others' states, as each thread asks for more of them: on an H100 eight units
-and 256 threads take 7.7 ms for a bidirectional GRU, four units and 64 threads 23.8."""
+"""Of a block. In smaller blocks each thread asks for more of the others' states: on an H100 a bidirectional GRU takes 7.7 ms
+in blocks of 256 threads, and 23.8 in blocks of 64 (results/2026-11-26-recurrent-h100)."""
 _OTHER_REGISTERS = 60
 """What a thread needs beside weights and sums, as ptxas has it for sm_90."""
 
@@ -70,10 +70,12 @@ class RecurrentKnobs:
     Attributes:
         units: hidden units of a thread block.
         slices: threads that share a unit's sums.
+        groups: parts of the batch that a block computes in turn.
     """
 
     units: int
     slices: int
+    groups: int = 1
 
     def quads(self, columns: int) -> int:
         """Groups of four columns of an input or a state that a thread multiplies."""
@@ -81,16 +83,17 @@ class RecurrentKnobs:
 
     def fits(self, layers: Layers) -> bool:
         """Whether all blocks run at once, and a thread's weights fit in its registers."""
-        threads = self.units * self.slices
+        threads, rows = self.units * self.slices, layers.batch // self.groups
         quads = self.quads(layers.widest), self.quads(layers.hidden)
-        registers = 4 * GATES[layers.kind] * sum(quads) + 4 * layers.batch + _OTHER_REGISTERS
+        registers = 4 * GATES[layers.kind] * sum(quads) + 4 * rows + _OTHER_REGISTERS
         return (
             layers.hidden % self.units == 0
             and threads % 32 == 0
-            and layers.batch <= self.slices
+            and layers.batch % self.groups == 0
+            and rows <= self.slices
             and layers.at_once * (layers.hidden // self.units) <= MULTIPROCESSORS
             and registers <= min(255, 65536 // threads // 8 * 8)
-            and layers.batch * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
+            and rows * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
         )
 
 
@@ -109,8 +112,8 @@ def refusal(layers: Layers) -> str | None:
 
 def alternatives(layers: Layers) -> tuple[RecurrentKnobs, ...]:
     """Knobs worth a look for these layers: first those with blocks nearest to `_THREADS`, of these the smallest."""
-    every = (RecurrentKnobs(units=units, slices=slices) for units, slices in itertools.product((2, 4, 8, 16, 32), (32, 16)))
-    fitting = [knobs for knobs in every if knobs.fits(layers)]
+    every = itertools.product((2, 1), (2, 4, 8, 16, 32), (32, 16))
+    fitting = [one for one in (RecurrentKnobs(units=u, slices=s, groups=g) for g, u, s in every) if one.fits(layers)]
     return tuple(sorted(fitting, key=lambda one: (abs(math.log2(one.units * one.slices / _THREADS)), one.units)))[:4]
 
 
@@ -123,6 +126,7 @@ def cuda_head(layers: Layers, knobs: RecurrentKnobs) -> str:
         "BATCH": layers.batch,
         "UNITS": knobs.units,
         "SLICES": knobs.slices,
+        "GROUPS": knobs.groups,
         "NARROW_QUADS": knobs.quads(narrow),
         "WIDE_QUADS": knobs.quads(layers.widest),
     }

@@ -13,12 +13,12 @@
 // Other blocks write what these read, so that no cache of one multiprocessor may answer.
 __device__ __forceinline__ uint4 read_shared_quad(const float* from) {
     uint4 v;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
     return v;
 }
 
 __device__ __forceinline__ void write_shared(float* to, float value) {
-    asm volatile("st.volatile.global.f32 [%0], %1;" ::"l"(to), "f"(value));
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
 }
 
 __device__ __forceinline__ void copy_quad(float4* to, const float* from) {
