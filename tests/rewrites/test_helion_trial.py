@@ -90,7 +90,8 @@ def test_our_own_candidate_is_a_kernel_and_its_lines_are_counted(trial):
     assert "CUDAGraph" not in source
     assert "def _fused_0_kernel" in source
     assert 20 < own_lines(source) < 40
-    assert trial.our_candidates(chosen["middle_argmax"]) == []
+    (argmax,) = trial.our_candidates(chosen["middle_argmax"])
+    assert "_index_of(" in argmax
 
 
 @pytest.mark.exhaustive
