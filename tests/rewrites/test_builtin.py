@@ -290,3 +290,19 @@ def test_a_compiled_candidate_with_dropout_is_accepted_in_both_modes(judge_pool:
         assert isinstance(found, Evaluation)
         verdicts.append((found.verdict, found.reason))
     assert verdicts == [(Verdict.ACCEPTED, None), (Verdict.REJECTED, Reason.WRONG_OUTPUT)]
+
+
+@pytest.mark.parametrize(
+    ("statements", "wanted"),
+    [
+        ("self.h = self.h.to(x.device)\n        self.c = self.h.to(x.device)", 2),
+        ('"""Say something."""\n        self.h = self.h.to(x.device)', 1),
+        ("y = x + 1\n        self.h = self.h.to(x.device)", 0),
+        ("self.h = self.h.to(x.device) + 1", 0),
+        ("self.h = self.h.to(torch.device('cpu'))", 0),
+        ("if self.training:\n            self.h = self.h.to(x.device)", 0),
+    ],
+)
+def test_rewritten_code_moves_attributes_to_the_device_as_the_reference_does(statements: str, wanted: int) -> None:
+    source = f"class Model(nn.Module):\n    def forward(self, x):\n        {statements}\n        return x + self.h\n"
+    assert len(emit.moved_attributes(source)) == wanted

@@ -53,6 +53,10 @@ def test_a_constant_that_the_first_call_moves_and_a_result_that_is_only_left_beh
     text = text.replace("pass", "self.h = torch.full((3,), 2.0)")
     done = apply_rules(text, "remove-noops")
     assert load(done.source, "candidate").ModelNew()(torch.ones(3)).tolist() == [2.0] * 3
+    # A later call finds it on the device, as the reference's does.
+    before, _, after = done.source.partition("class ModelNew")[2].partition("self.h = self.h.to(a.device)\n")
+    assert "self.h" not in before
+    assert "self.h" in after
 
 
 @pytest.mark.usefixtures("float64")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
 
 DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
+
+_MOVES = re.compile(r"self\.(\w+) = self\.\w+\.to\(\w+\.device\)")
+"""An attribute's move to the device of an input."""
 
 HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
 
@@ -200,6 +204,22 @@ def future_import(source: str) -> str:
     return line if any(ast.unparse(node) == line for node in ast.parse(source).body) else ""
 
 
+def moved_attributes(source: str) -> list[str]:
+    """Statements at the beginning of the reference's `forward` that leave an attribute on an input's device, as
+    `self.h0 = self.h0.to(x.device)`: without them each call would copy it there anew, which no CUDA graph can hold."""
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Model"]
+    methods = (node for one in classes for node in one.body)
+    forward = next((node for node in methods if isinstance(node, ast.FunctionDef) and node.name == "forward"), None)
+    found: list[str] = []
+    for node in forward.body if forward else []:
+        text = ast.unparse(node)
+        if _MOVES.fullmatch(text):
+            found.append(text)
+        elif not isinstance(node, ast.Expr):  # a docstring
+            break
+    return found
+
+
 def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     tests = list(extra)
     if trace.init_inputs:
@@ -268,6 +288,7 @@ def module(
     if guard:
         condition = f"self.{GUARD}({given})"
     forward = [f"if not {condition}:", f"    return super().forward({given})"] if guards else []
+    forward += moved_attributes(source)
     if training.lines == evaluation.lines:
         forward += training.lines
     else:
