@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -104,8 +105,9 @@ class Judge:
         self.close()
 
     def rest(self) -> None:
-        """End the processes that wait for another task, and give back spare memory: somebody wants the GPU's."""
+        """End the processes that wait for another task, and give back what failures left: somebody wants the memory."""
         self._workers.rest()
+        gc.collect()  # an exception that came through a thread's future is a cycle, with all tensors of its evaluation
         torch.cuda.empty_cache()
 
     def close(self) -> None:
@@ -122,16 +124,13 @@ class Judge:
         alone: bool | None = None,
         rival: Candidate | None = None,
     ) -> Evaluation:
-        """Judge one candidate.
+        """Judge one candidate of a task.
 
         Args:
-            task: The task.
-            candidate: The candidate.
             settings: Settings in place of the judge's own.
-            alone: Whether a GPU's memory is for this evaluation alone, for which it waits. By default only where it does not
-                suffice beside others.
-            rival: A wrapper of the task's own module, from a trusted policy, to be timed in the same process triples. It
-                decides no verdict. Where memory does not suffice beside others it is left out, and where it fails.
+            alone: Whether to wait until the GPU's memory is for it alone. By default only where sharing does not suffice.
+            rival: A trusted wrapper of the task's own module, timed in the same process triples. It decides no verdict, and
+                is left out where it fails, or where memory does not suffice beside others.
 
         Raises:
             TaskError: the reference itself does not work.

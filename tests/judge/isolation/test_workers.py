@@ -6,13 +6,17 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from kernelwright.errors import DeviceError
 from kernelwright.judge import Judge
+from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
+from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.pools.rotation import rotate
 from kernelwright.records import Candidate, Reason, Task
 from tests.judge.snippets import LOCKS
@@ -181,3 +185,30 @@ def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
         made.evaluate(RELU, candidate(RELU))
         assert len(list(tmp_path.glob("kernelwright-judge-*/*"))) > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+
+
+def open_arenas() -> int:
+    """How many arenas' files this process has open."""
+    handles = Path("/proc/self/fd").iterdir()
+    return sum(handle.is_symlink() and "memfd:kernelwright" in str(handle.readlink()) for handle in handles)
+
+
+@pytest.mark.parametrize("last", [3, 6, 9])
+def test_where_memory_for_the_last_arena_is_lacking_those_before_it_are_given_back(judge, monkeypatch, last):
+    class Scarce(SharedArena):
+        def __init__(self, device, size_bytes):
+            counted.append(size_bytes)
+            if len(counted) == last:
+                self.device, self._file, self._pointer = device, None, 0
+                raise DeviceError("Wanted an arena; the GPU is full.")
+            super().__init__(device, size_bytes)
+
+    counted: list[int] = []
+    monkeypatch.setattr(process, "SharedArena", Scarce)
+    before = open_arenas()
+    settings = Settings.quick(threads=1, blocks=2, processes_min=1, processes_max=1, fresh_processes=True)
+    with pytest.raises(DeviceError, match="GPU is full"):
+        judge.evaluate(RELU, candidate(RELU), settings=settings)
+    judge.rest()
+    assert len(counted) >= last
+    assert open_arenas() == before

@@ -91,6 +91,14 @@ def test_a_poisoned_arena_is_nan_in_every_floating_type():
     arena.close()
 
 
+def test_an_arena_that_nobody_can_reach_is_closed():
+    arena = SharedArena(CPU, 4096)
+    (handle,) = arena.files
+    del arena
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
 def test_a_closed_arena_gives_its_memory_back():
     arena = SharedArena(CPU, 4096)
     (handle,) = arena.files

@@ -7,11 +7,13 @@ makes; a worker only follows them.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import math
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -125,6 +127,12 @@ class SharedArena:
         if self._pointer:
             _check(_cudart().cudaFree(ctypes.c_void_p(self._pointer)), "free an arena")
             self._pointer = 0
+
+    def __del__(self) -> None:
+        # Where the last of a worker's arenas finds no memory, nobody gets to close those that were made before it.
+        if not sys.is_finalizing():
+            with contextlib.suppress(DeviceError):
+                self.close()
 
 
 def open_arena(description: dict[str, Any], files: list[int], device: torch.device) -> torch.Tensor:
