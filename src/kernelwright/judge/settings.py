@@ -49,7 +49,7 @@ class Settings(BaseModel):
     build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
     """Importing and constructing the candidate, compilers included, and the first call in each process."""
     run_limit_s: float = Field(default=60.0, gt=0, le=LIMIT_MAX_S)
-    """Every later call. The first one has `build_limit_s`, because just-in-time compilers work there."""
+    """Every later call, from the moment at which a compiler last worked in it; with that it has `build_limit_s`."""
     stall_limit_s: float = Field(default=40.0, gt=0, le=LIMIT_MAX_S)
     """Any request of the candidate for which no compiler is at work, where that is less than its own limit."""
     unstoppable_limit_s: float = Field(default=10.0, gt=0, le=LIMIT_MAX_S)

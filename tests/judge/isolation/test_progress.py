@@ -244,6 +244,22 @@ def test_a_compiler_at_work_has_its_limit_too(judge):
     assert found.detail.startswith("no answer to `build` within 2 s")
 
 
+LATER = """self.calls += 1
+if self.calls == 2:
+    program('nvcc', {busy!r})
+    subprocess.run(['nvcc'], check=True)
+return torch.relu(self.linear(x))"""
+
+
+@pytest.mark.parametrize(("busy", "accepted"), [("1", True), pytest.param("1e9", False, marks=pytest.mark.exhaustive)])
+def test_a_later_call_may_compile_as_long_as_the_first_one(judge, busy, accepted):
+    body = LATER.format(busy=BUSY.replace("2", busy))
+    settings = HURRIED.model_copy(update={"run_limit_s": 0.5, "build_limit_s": 5.0})
+    found = judge.evaluate(RELU, candidate(body, init="self.calls = 0", top=FAKE), settings=settings)
+    assert found.accepted == accepted, (found.reason, found.detail)
+    assert accepted or (found.reason is Reason.RUN_TIMEOUT and "no answer to `call` within 0.5 s" in found.detail)
+
+
 # --- beside others --------------------------------------------------------------------------------
 
 
