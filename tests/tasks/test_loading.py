@@ -214,6 +214,7 @@ def test_a_tuple_is_as_good_as_a_list():
         ("torch.OutOfMemoryError('full')", torch.OutOfMemoryError),
         ("torch.AcceleratorError('CUDA error: out of memory')", torch.AcceleratorError),
         ("torch.AcceleratorError('CUDA error: misaligned address')", TaskError),
+        ("RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate')", RuntimeError),
         ("RuntimeError('out of memory')", TaskError),
     ],
 )

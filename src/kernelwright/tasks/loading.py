@@ -110,7 +110,8 @@ def device_is_full(error: BaseException) -> bool:
     """Whether an exception says that a GPU's memory ran out."""
     if isinstance(error, torch.AcceleratorError):
         return "out of memory" in str(error)
-    return isinstance(error, torch.OutOfMemoryError)
+    # A library that finds no memory for its handle says so in an error of no particular type.
+    return isinstance(error, torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and "_ALLOC_FAILED" in str(error))
 
 
 def printing_aside() -> contextlib.AbstractContextManager[object]:

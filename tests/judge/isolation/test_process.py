@@ -200,6 +200,19 @@ def test_an_exception_over_there_has_a_reason_here(made, op, kind, reason):
 
 
 @pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Reason.OUT_OF_MEMORY),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`", Reason.RUNTIME_ERROR),
+    ],
+)
+def test_a_library_without_memory_for_its_handle_ran_out_of_memory(made, message, reason):
+    error = {"type": "RuntimeError", "message": message, "trace": "where"}
+    worker = answering(made, lambda request: {"nonce": request["nonce"], "error": error})
+    assert failure(worker, "call").reason is reason
+
+
+@pytest.mark.parametrize(
     ("ending", "reason", "words"),
     [
         (Ending(-signal.SIGSEGV, None), Reason.CRASHED, "SIGSEGV"),

@@ -345,8 +345,8 @@ class Worker:
             return WorkerError(Reason.SYNTAX_ERROR, detail)
         if kind == "SystemExit":
             return WorkerError(Reason.EXITED, text)
-        # The driver's own "CUDA error: out of memory" comes under more general names.
-        if kind in ("MemoryError", "OutOfMemoryError") or "CUDA error: out of memory" in text:
+        # The driver's own "CUDA error: out of memory" comes under more general names, as CUBLAS_STATUS_ALLOC_FAILED does.
+        if kind in ("MemoryError", "OutOfMemoryError") or "CUDA error: out of memory" in text or "_ALLOC_FAILED" in text:
             return WorkerError(Reason.OUT_OF_MEMORY, detail)
         where = {"build": Reason.BUILD_FAILED, "load_state": Reason.STATE_MISMATCH, "save_state": Reason.STATE_MISMATCH}
         return WorkerError(where.get(op, Reason.RUNTIME_ERROR), detail + "\n" + str(error.get("trace", "")))

@@ -22,6 +22,8 @@ SOURCE = Path(__file__).with_name("recurrent.cuda.txt")
 """Text of the emitted module, with `$` places."""
 KERNEL = Path(__file__).with_name("recurrent.cu")
 """The kernel, in terms that a CPU has as well."""
+LIBRARY = KERNEL.with_name("cuda_library.txt")
+"""Text of the function that compiles it."""
 DEVICE, LAUNCH = (KERNEL.with_name(name) for name in ("recurrent_device.cu", "recurrent_launch.cu"))
 """What comes before and after it on a GPU."""
 GATES = {"lstm": 4, "gru": 3}
@@ -136,4 +138,6 @@ def cuda_head(layers: Layers, knobs: RecurrentKnobs) -> str:
 def emit() -> str:
     """Text of a module that defines `Recurrent`."""
     cuda = "".join(path.read_text(encoding="utf-8") for path in (DEVICE, KERNEL, LAUNCH))
-    return Template(SOURCE.read_text(encoding="utf-8")).substitute(most_cells=MOST_CELLS, cuda=f'r"""\n{cuda}"""')
+    library = LIBRARY.read_text(encoding="utf-8")
+    text = Template(SOURCE.read_text(encoding="utf-8"))
+    return text.substitute(most_cells=MOST_CELLS, cuda=f'r"""\n{cuda}"""', library=library)

@@ -27,6 +27,8 @@ SOURCE = Path(__file__).with_name("split_product.triton.txt")
 """Text of the emitted module, with `$` places for knobs and the epilogue."""
 CUDA_PYTHON = Path(__file__).with_name("split_product.cuda.txt")
 """The same of the `wgmma` form."""
+CUDA_LIBRARY = Path(__file__).with_name("cuda_library.txt")
+"""Text of the function that compiles CUDA C++, for all templates that have some."""
 CUDA_SOURCES = tuple(Path(__file__).with_name(name) for name in ("split_operands.cu", "split_product.cu"))
 """CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_head` writes."""
 LEAST_WORK = 1 << 28
@@ -458,6 +460,7 @@ def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) ->
     return Template(CUDA_PYTHON.read_text(encoding="utf-8")).substitute(
         product=spelled(knobs, epilogue),
         cuda=f'r"""\n{cuda_sources()}"""',
+        library=CUDA_LIBRARY.read_text(encoding="utf-8"),
         least_work=repr(least_work),
         least_side=repr(LEAST_SIDE),
         eager=eager_text(epilogue),
