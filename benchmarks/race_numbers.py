@@ -94,7 +94,7 @@ class Run(RunDirectory):
             sha256 = winner.candidate_sha256 if winner else None
             entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
         found = standings(self, task_results(self, entries, self.read_json("errors.json") or {}))
-        return [line | {"run": self.path.name} for line in found]
+        return [line | {"run": self.path.name, "gpu": self.gpu} for line in found]
 
     def open_tasks(self) -> set[str]:
         """Tasks of which the judge would still take a candidate."""
@@ -149,15 +149,22 @@ def is_behind(line: Line) -> bool:
     return known is not None and known[0] > 1.0
 
 
-def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
-    """Numbers of some tasks."""
+def against_theirs(lines: Iterable[Line], released: Mapping[str, float | None]) -> float | None:
+    """Geomean over CUDA-L1's kernels of tasks that all have one. Where theirs fails its user takes the best baseline."""
+    return geomean(ours(line) / theirs if (theirs := released[line["task"]]) else against_best(line) for line in lines)
+
+
+def part(lines: Sequence[Line], released: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+    """Numbers of some tasks; CUDA-L1's kernels by the kind of GPU that measured them."""
     counted = [line for line in lines if is_counted(line)]
     won = [line for line in counted if line["speedup"]]
     behind = sum(map(is_behind, counted))
     ahead = sum(line["ahead"] for line in counted)
     measured = [line for line in lines if line["baselines_measured"]]
     compiled = [line for line in counted if "compile" in line["baselines"]]
-    beside = [line for line in counted if line["task"] in released]
+    theirs = {name: speedup for kernels in released.values() for name, speedup in kernels.items()}
+    beside = [line for line in counted if line["task"] in theirs]
+    alike = [line for line in beside if line["task"] in released.get(line["gpu"], {})]
     undecided = [line for line in lines if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]]
     shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
     return {
@@ -184,18 +191,17 @@ def part(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[st
         ),
         "within_noise_of_best_baseline": len(counted) - ahead - behind,
         "behind_best_baseline": behind,
-        # Where theirs fails its user takes the best baseline.
-        "geomean_vs_cuda_l1": geomean(
-            ours(line) / theirs if (theirs := released[line["task"]]) else against_best(line) for line in beside
-        ),
+        "geomean_vs_cuda_l1": against_theirs(beside, theirs),
         "tasks_vs_cuda_l1": len(beside),
+        "geomean_vs_cuda_l1_same_gpu": against_theirs(alike, theirs),
+        "tasks_vs_cuda_l1_same_gpu": len(alike),
         "median_roofline_share": middle(shares),
         # May be fooled, and taken beside other work: no result, only what the judge still has to look at.
         "screened_only_estimates": geomean(line["estimate"] for line in undecided),
     }
 
 
-def with_levels(lines: Sequence[Line], released: Mapping[str, float | None]) -> dict[str, Any]:
+def with_levels(lines: Sequence[Line], released: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
     """Numbers of all tasks and of each level."""
     levels = sorted({line["level"] for line in lines if line["level"]})
     by_level = {f"level{level}": part([one for one in lines if one["level"] == level], released) for level in levels}
@@ -226,7 +232,9 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
 def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
     """Numbers of all groups, and the lines of their tasks."""
     summary: dict[str, Any] = {}
-    released = {name: speedup for run in runs for name, speedup in run.released().items()}
+    released: dict[str, dict[str, float | None]] = defaultdict(dict)
+    for run in runs:
+        released[run.gpu] |= run.released()
     for group in GROUPS:
         chosen = [run for run in runs if run.group == group and (run.read_json("config.json") or {}).get("policy")]
         if chosen:

@@ -65,6 +65,8 @@ def headline(summary: Mapping[str, Any], group: str) -> list[str]:
         "floor_vs_best_baseline": "geomean over the best baseline, all tasks, undecided ones as the reference",
         "tasks_vs_cuda_l1": "tasks beside CUDA-L1's own kernels",
         "geomean_vs_cuda_l1": "geomean over these",
+        "tasks_vs_cuda_l1_same_gpu": "of these with winner and kernel on the same kind of GPU",
+        "geomean_vs_cuda_l1_same_gpu": "geomean over those",
         "median_roofline_share": "median share of memory's speed",
         "screened_only_estimates": "estimates of what is screened only, no result",
     }  # fmt: skip

@@ -21,7 +21,8 @@ CUDA-L1's table does. Keys that begin with `floor_` are over all tasks with base
 judge still owes something. Baselines whose outputs the next call overwrites are not the best one. Decided tasks are
 certainly ahead of the best baseline, certainly behind it, or within noise: the interval of their ratio holds 1. A winner
 may only wrap the reference, as torch.compile in a CUDA graph does: `ahead_by_wrapper_alone` counts those that are ahead,
-and in `geomean_vs_best_baseline_own_code` each counts 1.0 at most.
+and in `geomean_vs_best_baseline_own_code` each counts 1.0 at most. Keys that end in `_cuda_l1` compare with CUDA-L1's
+kernels on whichever GPU; those that end in `_same_gpu` only where kernel and winner ran on the same kind of GPU.
 """
 
 from __future__ import annotations

@@ -225,6 +225,24 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
     assert "| kernelbench/level1/2 | 1.00 | 1.00 | another | no |" in page.read_text()
 
 
+def test_cuda_l1s_kernels_are_told_apart_by_the_gpu_that_measured_them(race_summary, run, tmp_path):
+    config = run.read_json("config.json") | {"suite": "cuda-l1"}
+    run.write_json("config.json", config)
+    h100 = {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}
+    other, kernels = copy_of(run, tmp_path / "on-another-card"), RunDirectory(tmp_path / "kernels")
+    kernels.write_json("config.json", {key: value for key, value in config.items() if key != "policy"})
+    for one in (other, kernels):
+        one.write_json("environment.json", h100)
+    task = TASKS["level1/1"]
+    kernels.append(accepted(1.6, "theirs", task=task.id, task_sha256=task.sha256, policy="cuda-l1"))
+    race_summary.main([*map(str, (run.path, other.path, kernels.path)), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (found["tasks_vs_cuda_l1"], found["geomean_vs_cuda_l1"]) == (1, 1.25)
+    assert (found["tasks_vs_cuda_l1_same_gpu"], found["geomean_vs_cuda_l1_same_gpu"]) == (0, None)
+    assert (found["h100_tasks_vs_cuda_l1_same_gpu"], found["h100_geomean_vs_cuda_l1_same_gpu"]) == (1, 1.25)
+    assert found["each_once"]["tasks_vs_cuda_l1_same_gpu"] == 1, "the H100's line counts there"
+
+
 def test_runs_that_cannot_be_summed_up_are_refused(race_summary, run, tmp_path, capsys):
     out = ["--out", tmp_path / "out"]
     for arguments in (
