@@ -10,7 +10,7 @@ from kernelwright.records import Evaluation, Label, Task, Verdict
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.templates import recurrent, split_product
 from kernelwright.tasks import bundling
 from kernelwright.tasks.builtin import builtin_task, builtin_tasks
 
@@ -31,6 +31,7 @@ def fused_0(x0):
 """
 LAUNCH = f"import torch\n{triton.HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
+RECURRENT = recurrent.emit() + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
 BUNDLE = f"_FOLDER_MODULES = {{}}\n{bundling._LOADER}"
 
 
@@ -62,7 +63,19 @@ def test_what_cannot_be_read_stays_as_it_is(text):
 
 
 @pytest.mark.parametrize(
-    "text", [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), BUNDLE + FUSED, FUSED + SEARCHED, LAUNCH + DIRECT]
+    "text",
+    [
+        GRAPH,
+        DIRECT,
+        FUSED,
+        LAUNCH,
+        *SPLIT.values(),
+        RECURRENT,
+        RECURRENT + GRAPH,
+        BUNDLE + FUSED,
+        FUSED + SEARCHED,
+        LAUNCH + DIRECT,
+    ],
 )
 def test_generated_code_is_not_suspicious(text):
     assert not is_suspicious(text), guard.advice(text)
@@ -71,7 +84,7 @@ def test_generated_code_is_not_suspicious(text):
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
         monkeypatch.setattr("kernelwright.pools.generated.KNOWN", KNOWN - {one})
-        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), SEARCHED])), one
+        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), SEARCHED, RECURRENT])), one
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,13 @@ KNOWN = frozenset(
         "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
         "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
         "25ee996d370bdd20",  # _FolderModules, tasks/bundling.py
-        "0a671d4401d4516c",  # library, rewrites/templates/split_product.cuda.txt
+        "6d84f3cd589ff08d",  # built, rewrites/templates/cuda_library.txt
+        "4d393cd04b7b5009",  # library, rewrites/templates/split_product.cuda.txt
         "48e3f94389c98ffa",  # Product, the same
         "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.py
         "1c6c86e9d67e5c4a",  # split, the same
+        "52be548a79f29435",  # recurrent_library, rewrites/templates/recurrent.cuda.txt
+        "438901aeb00fe92e",  # Recurrent, the same
     }
 )
 """Hashes of definitions, by `digest`; a test compares them with what the generators write."""
