@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,3 +155,27 @@ def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[
     assert not fallbacks, "the candidate ran the reference"
     assert worst < tolerance, f"error {worst:.1e}"
     return worst
+
+
+def interpreted(script: str, reference: str, candidate: str, folder: Path, *arguments: str) -> None:
+    """Run a script on both texts, in a process of its own: Triton interprets where it is told to at import.
+
+    It finds them as `reference.txt` and `candidate.py` in the folder that is its first argument.
+    """
+    (folder / "reference.txt").write_text(reference)
+    # The interpreter works on tensors of the CPU.
+    (folder / "candidate.py").write_text(candidate.replace(".is_cuda", ".is_cpu"))
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        env={
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+            "HOME": str(folder),
+            "PATH": "/usr/bin:/bin",
+        },
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-2000:]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,7 @@ from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, task_text
+from tests.rewrites.samples import apply_rules, interpreted, task_text
 from tests.rewrites.test_fusion import LENGTHS, needs_triton
 
 SPECIAL = "torch.tensor([-math.inf, -0.0, 0.0, 1e-45, -1e-45, 1.5, -1.5, 2e38, -2e38, math.inf, math.nan, -math.nan])"
@@ -67,26 +63,6 @@ for seed in range(2):
 """
 
 
-def agrees(reference: str, candidate: str, folder: Path) -> None:
-    """Compare both in a process of its own: Triton interprets where it is told to at import."""
-    (folder / "reference.txt").write_text(reference)
-    (folder / "candidate.py").write_text(candidate.replace(".is_cuda", ".is_cpu"))
-    answer = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(EXACT), str(folder)],
-        capture_output=True,
-        text=True,
-        env={
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-            "HOME": str(folder),
-            "PATH": "/usr/bin:/bin",
-        },
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
-
-
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(CASES, "short rows", "columns"))
 def test_indices_are_those_of_eager(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +74,7 @@ def test_indices_are_those_of_eager(name: str, tmp_path: Path, monkeypatch: pyte
     assert ("split-rows" in done.fired) == splits
     assert "torch.argm" not in done.source.split("class ModelNew")[1]
     assert ("for step in range" in done.source) == (name in ("long rows", "long columns") or splits)
-    agrees(done.reference, done.source, tmp_path)
+    interpreted(EXACT, done.reference, done.source, tmp_path)
 
 
 @pytest.mark.parametrize(

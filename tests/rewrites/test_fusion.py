@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,7 +16,7 @@ from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, compare, task_text
+from tests.rewrites.samples import apply_rules, compare, interpreted, task_text
 
 POINTWISE = """
 z = torch.relu(a) * self.p + F.gelu(a, approximate='tanh') - F.mish(a) / 3 + F.silu(b)
@@ -216,7 +212,7 @@ def from_file(source, name):
     spec.loader.exec_module(module)
     return module
 
-reference, candidate = ((folder / f"{name}.txt").read_text() for name in ("reference", "candidate"))
+reference, candidate = ((folder / name).read_text() for name in ("reference.txt", "candidate.py"))
 compare(reference, candidate, float(sys.argv[2]), from_file)
 old, new = load(reference, "reference"), from_file(candidate, "candidate")
 model, inputs = old.Model().eval(), old.get_inputs()
@@ -492,24 +488,8 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 
 def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2e-6) -> None:
-    """Compare both, also on NaN, in a process of its own: Triton interprets where it is told to at import."""
-    (folder / "reference.txt").write_text(reference)
-    # The interpreter works on tensors of the CPU.
-    (folder / "candidate.txt").write_text(candidate.replace(".is_cuda", ".is_cpu"))
-    answer = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(INTERPRET), str(folder), str(tolerance)],
-        capture_output=True,
-        text=True,
-        env={
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-            "HOME": str(folder),
-            "PATH": "/usr/bin:/bin",
-        },
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    """Compare both, also on NaN."""
+    interpreted(INTERPRET, reference, candidate, folder, str(tolerance))
 
 
 LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2, "ROWS": 2, "WIDTH": 64, "MANY": 4}
