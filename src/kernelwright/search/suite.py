@@ -319,16 +319,17 @@ class SuiteSearch:
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         if not in_full:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
-        rival = rival_of(state.task, self._baselines.get(state.task.sha256, ()))
-        return Job(state.task, one.candidate(), self._settings, rival)
+        return Job(state.task, one.candidate(), self._settings, rival_of(state.task, self._known(state)))
 
     def _settling(self, state: TaskState) -> Job | None:
         """A near miss once more, where a task is owed nothing else."""
-        known = self._baselines.get(state.task.sha256, ())
-        return settling_of(state, known, self._settings) if self._job_for(state) is None else None
+        return settling_of(state, self._known(state), self._settings) if self._job_for(state) is None else None
 
     def _floor_of(self, state: TaskState) -> Candidate | None:
-        return floor_of(state, self._baselines.get(state.task.sha256, ()))
+        return floor_of(state, self._known(state))
+
+    def _known(self, state: TaskState) -> Sequence[Evaluation]:
+        return self._baselines.get(state.task.sha256, ())
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
@@ -346,8 +347,7 @@ class SuiteSearch:
                 search = TaskSearch(self._run, state.task, self._policy, self._devices[0], self._budget, 0, hear)
                 search.judge_all(pool, self._is_late)
                 if not self._is_late():
-                    known = self._baselines.get(state.task.sha256, ())
-                    confirm(self._run, pool, state.task, lambda event: None, partial(rival_of, state.task, known))
+                    confirm(self._run, pool, state.task, lambda _: None, partial(rival_of, state.task, self._known(state)))
             except KernelwrightError as error:
                 self._keep(state.task, error)
 
