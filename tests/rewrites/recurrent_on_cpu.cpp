@@ -70,6 +70,7 @@ inline void wait_at(Barrier& barrier) {
     while (barrier.rounds == round) let_others_run();
 }
 inline void all_threads_here() { wait_at(running->home->all); }
+inline void one_warp_here() { wait_at(running->home->warps[threadIdx.x / 32]); }
 inline float from_other_lane(float value, int bit) {
     Block* home = running->home;
     Barrier& warp = home->warps[threadIdx.x / 32];

@@ -216,29 +216,31 @@ __global__ void __launch_bounds__(THREADS, 1) recurrent(const __grid_constant__ 
         all_threads_here();
         multiply<STATE_QUADS, true>(state_rows, state_weights, slice, sums);
         fold<SLICES / 2, ROWS>(sums, slice);
-        if (row < 0) continue;
-        const float first_sum = sums[0][0] + bias[0], second = sums[1][0] + bias[1];
-        const float third = sums[2][0] + bias[2], fourth = sums[3][0] + bias[3];
-        float state = states[0], memory = memories[0];
+        if (row >= 0) {
+            const float first_sum = sums[0][0] + bias[0], second = sums[1][0] + bias[1];
+            const float third = sums[2][0] + bias[2], fourth = sums[3][0] + bias[3];
+            float state = states[0], memory = memories[0];
 #pragma unroll
-        for (int other = 1; other < GROUPS; ++other) {
-            state = group == other ? states[other] : state;
-            memory = group == other ? memories[other] : memory;
-        }
-        if (GATES == 4) {
-            memory = logistic(second) * memory + logistic(first_sum) * tanhf(third);
-            state = logistic(fourth) * tanhf(memory);
-        } else {
-            const float fresh = tanhf(third + logistic(first_sum) * fourth), kept = logistic(second);
-            state = (1.0f - kept) * fresh + kept * state;
-        }
-        write_shared(cell.out + position(step) * step_stride + (first + row) * stride + unit,
-                     as_bits(state) == UNWRITTEN ? as_float(OTHER_NAN) : state);
+            for (int other = 1; other < GROUPS; ++other) {
+                state = group == other ? states[other] : state;
+                memory = group == other ? memories[other] : memory;
+            }
+            if (GATES == 4) {
+                memory = logistic(second) * memory + logistic(first_sum) * tanhf(third);
+                state = logistic(fourth) * tanhf(memory);
+            } else {
+                const float fresh = tanhf(third + logistic(first_sum) * fourth), kept = logistic(second);
+                state = (1.0f - kept) * fresh + kept * state;
+            }
+            write_shared(cell.out + position(step) * step_stride + (first + row) * stride + unit,
+                         as_bits(state) == UNWRITTEN ? as_float(OTHER_NAN) : state);
 #pragma unroll
-        for (int other = 0; other < GROUPS; ++other) {
-            states[other] = group == other ? state : states[other];
-            memories[other] = group == other ? memory : memories[other];
+            for (int other = 0; other < GROUPS; ++other) {
+                states[other] = group == other ? state : states[other];
+                memories[other] = group == other ? memory : memories[other];
+            }
         }
+        one_warp_here();  // Who has a result writes it before others of the warp wait for the next input.
     }
     if (row < 0) return;
 #pragma unroll

@@ -5,6 +5,7 @@
 #define as_float __uint_as_float
 #define as_bits __float_as_uint
 #define all_threads_here __syncthreads
+#define one_warp_here __syncwarp
 // Keeps the compiler from moving a sum behind the wait that follows it: its operands would fill the registers meanwhile.
 #define COMPUTED_HERE(value) asm volatile("" : "+f"(value))
 #define give_up __trap
