@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <random>
 #include <vector>
 
 #define __device__
@@ -110,7 +111,7 @@ inline void on_cpu(Index grid, unsigned threads, size_t quads, std::function<voi
         Block& home = blocks[block];
         if (at % threads == 0) {
             // Shared memory comes with whatever was there.
-            home.shared.assign(quads, make_float4(7, 7, 7, 7));
+            home.shared.assign(quads, make_float4(NAN, NAN, NAN, NAN));
             home.exchanged.resize(threads);
             home.all.size = threads;
             for (unsigned warp = 0; warp < threads / 32; ++warp) home.warps[warp].size = 32;
@@ -122,12 +123,18 @@ inline void on_cpu(Index grid, unsigned threads, size_t quads, std::function<voi
         one.context.uc_stack.ss_sp = one.stack.data(), one.context.uc_stack.ss_size = one.stack.size();
         makecontext(&one.context, begin, 0);
     }
+    // Blocks run at speeds of their own: some wait a long time for others.
+    std::mt19937 random(0);
     for (size_t left = fibers.size(); left;) {
-        for (Fiber& one : fibers) {
-            if (one.over) continue;
-            running = &one;
-            swapcontext(&scheduler, &one.context);
-            left -= one.over;
+        const size_t block = random() % blocks.size();
+        for (unsigned rounds = random() % 200; rounds && left; --rounds) {
+            for (size_t at = block * threads; at < (block + 1) * threads; ++at) {
+                Fiber& one = fibers[at];
+                if (one.over) continue;
+                running = &one;
+                swapcontext(&scheduler, &one.context);
+                left -= one.over;
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ from kernelwright.rewrites.recurrent import replace_recurrent
 from kernelwright.rewrites.templates import recurrent
 from kernelwright.rewrites.templates.recurrent import Layers, RecurrentKnobs
 from kernelwright.rewrites.tracing import load, trace
+from tests.quick import exhaustive_but
 
 HERE = Path(__file__).parent
 
@@ -67,7 +68,7 @@ def sizes(kind: str, batch: int, steps: int, inputs: int, hidden: int, layers: i
 CASES = {
     "a stack whose columns do not fill the slices": (sizes("lstm", 5, 6, 12, 8, 3, 1), (4, 16, 1)),
     "inputs wider than states": (sizes("gru", 3, 5, 72, 8, 2, 1), (2, 16, 3)),
-    "both directions": (sizes("lstm", 10, 4, 20, 68, 2, 2), (2, 32, 2)),
+    "both directions": (sizes("lstm", 10, 4, 20, 12, 2, 2), (4, 32, 2)),
     "a batch as large as a unit's threads": (sizes("gru", 16, 4, 4, 12, 3, 2), (4, 16, 1)),
     "a stack whose batch is computed in turns": (sizes("gru", 10, 5, 8, 16, 3, 1), (4, 16, 2)),
     "one block": (sizes("lstm", 1, 3, 4, 4, 1, 1), (4, 16, 1)),
@@ -75,8 +76,9 @@ CASES = {
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-@pytest.mark.parametrize(("layers", "knobs"), CASES.values(), ids=CASES)
-def test_the_kernel_computes_what_pytorchs_layers_do(layers, knobs, tmp_path):
+@pytest.mark.parametrize("name", exhaustive_but(CASES, "both directions", "a stack whose batch is computed in turns"))
+def test_the_kernel_computes_what_pytorchs_layers_do(name, tmp_path):
+    layers, knobs = CASES[name]
     head = recurrent.cuda_head(layers, RecurrentKnobs(units=knobs[0], slices=knobs[1], groups=knobs[2]))
     library = on_cpu(tmp_path / "built", head)
     for bias, batch_first in itertools.product((True, False), (True, False)):
