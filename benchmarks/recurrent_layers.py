@@ -86,7 +86,7 @@ def measured(module: Any, layers: Any, timer: Timer) -> dict[str, Any]:
         found[name]["error"] = relative_error(cudnn()[0], exact)
     torch.backends.cudnn.allow_tf32 = True
     for knobs in template.alternatives(layers):
-        blocks = layers.at_once * layers.hidden // knobs.units
+        blocks = knobs.blocks(layers)
         function = module.Recurrent(eager, template.cuda_head(layers, knobs), blocks, layers.hidden, options)
         row: dict[str, Any] = {"knobs": asdict(knobs), "blocks": blocks}
         row["taken"] = function.takes(x, states, weights)

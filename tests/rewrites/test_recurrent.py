@@ -34,10 +34,7 @@ def on_cpu(folder: Path, head: str) -> ctypes.CDLL:
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "k.cpp", "-o", "k.so"]
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr[-3000:]
-    library = ctypes.CDLL(str(folder / "k.so"))
-    library.unwritten.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-    library.launch.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-    return library
+    return ctypes.CDLL(str(folder / "k.so"))
 
 
 def network(layers: Layers, *, bias: bool, batch_first: bool) -> torch.nn.LSTM | torch.nn.GRU:
@@ -51,7 +48,7 @@ def emitted(library: ctypes.CDLL, layers: Layers, options: tuple[object, ...]) -
     """The template's caller, which launches on the CPU."""
     module = types.ModuleType("emitted")
     exec(recurrent.emit(), module.__dict__)
-    module.recurrent_library = lambda head, capability: library
+    module.built = lambda text, *options: library
     module.torch = types.SimpleNamespace(**vars(torch))
     module.torch.cuda = types.SimpleNamespace(
         current_stream=lambda device: types.SimpleNamespace(cuda_stream=0), get_device_capability=lambda device: (9, 0)

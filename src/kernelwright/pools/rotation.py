@@ -160,7 +160,10 @@ def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], fl
 
 
 def _or_failed(call: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | Failed:
-    """What a call returns, or why it failed: an exception that is kept keeps, by its traceback, everybody's tensors."""
+    """Return what a call returns, or the reason for which it failed.
+
+    The exception itself may not be kept: its traceback holds the tensors of every function that it went through.
+    """
     try:
         return call(*args, **options)
     except (RejectionError, WorkerError) as failure:
@@ -204,8 +207,7 @@ class RotatedCalls:
                 for name, layout in layouts.items()
             }
             for name, call in calls.items():
-                answer = call.result()
-                self._keep(name, answer, wanted, inputs)
+                self._drop_unless_right(name, call.result(), wanted, inputs)
 
     def round(self, *, keep: bool) -> None:
         """Every side on one fresh input in random order, and in the mirrored order on another."""
@@ -231,16 +233,17 @@ class RotatedCalls:
             else:
                 answers[name] = answer
         for name, answer in answers.items():
-            self._keep(name, answer, answers[""], inputs)
+            self._drop_unless_right(name, answer, answers[""], inputs)
         return {name: answer.clocks.inner_us for name, answer in answers.items()}
 
-    def _keep(self, name: str, answer: CallOutput | Failed, wanted: CallOutput, inputs: list[Any]) -> None:
-        """Have a side whose answer is none, or wrong, drop out."""
+    def _drop_unless_right(self, name: str, answer: CallOutput | Failed, wanted: CallOutput, inputs: list[Any]) -> None:
+        """Have a side drop out whose call failed, or whose answer is wrong."""
         failed = answer if isinstance(answer, Failed) else self._compare(answer, wanted, inputs)
         if failed is not None:
             self._failures[name] = failed
 
     def _compare(self, answer: CallOutput, wanted: CallOutput, inputs: list[Any]) -> Failed | None:
+        """Return why an answer is wrong; None where it is right, or cannot be compared."""
         facts = self._trial.facts
         # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
         if facts.stochastic and not facts.stateful:

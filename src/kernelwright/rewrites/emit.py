@@ -30,7 +30,7 @@ LARGE = 1 << 14
 
 DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
 
-_MOVES = re.compile(r"self\.(\w+) = self\.\w+\.to\(\w+\.device\)")
+_MOVES = re.compile(r"self\.\w+ = self\.\w+\.to\(\w+\.device\)")
 """An attribute's move to the device of an input."""
 
 HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})

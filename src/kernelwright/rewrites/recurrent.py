@@ -47,7 +47,7 @@ class PersistentLayers:
         """The function and its knobs, which the template's text comes before."""
         name, constant = self.__name__, f"KNOBS_{self.__name__.upper()}"
         sizes = self.layers
-        every = ((recurrent.cuda_head(sizes, one), sizes.at_once * sizes.hidden // one.units) for one in self.choices)
+        every = ((recurrent.cuda_head(sizes, one), one.blocks(sizes)) for one in self.choices)
         return (
             f'{constant} = {{"blocks": {tuple(every)!r}}}\n'
             f'{name} = Recurrent(torch.{sizes.kind}, *{constant}["blocks"][0], {sizes.hidden}, {self.options!r})\n'

@@ -79,6 +79,10 @@ class RecurrentKnobs:
     slices: int
     groups: int = 1
 
+    def blocks(self, layers: Layers) -> int:
+        """Thread blocks of one launch, all of which have to run at once."""
+        return layers.at_once * layers.hidden // self.units
+
     def quads(self, columns: int) -> int:
         """Groups of four columns of an input or a state that a thread multiplies."""
         return -(-columns // (4 * self.slices))
@@ -93,7 +97,7 @@ class RecurrentKnobs:
             and threads % 32 == 0
             and layers.batch % self.groups == 0
             and rows <= self.slices
-            and layers.at_once * (layers.hidden // self.units) <= MULTIPROCESSORS
+            and self.blocks(layers) <= MULTIPROCESSORS
             and registers <= min(255, 65536 // threads // 8 * 8)
             and rows * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
         )
