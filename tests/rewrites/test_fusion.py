@@ -247,11 +247,13 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
         fused,
         *(("split-rows",) if name in ("long", "whole") else ({"convolutions": TILED} | REDUCED).get(name, ())),
     )
-    exact = done.source.replace("+ 0x1000) & -0x2000)", ") & -1)")
+    exact = done.source.replace(ALLOWS_TF32, "[False]")
     interpret(done.reference, exact, tmp_path)
     if name in ("convolutions", *REDUCED):
-        assert exact != done.source
-        interpret(done.reference, done.source, tmp_path, 3e-3)
+        rounded = done.source.replace(ALLOWS_TF32, "[True]")
+        interpret(done.reference, rounded, tmp_path, 3e-3)
+        with pytest.raises(AssertionError, match="error "):
+            interpret(done.reference, rounded, tmp_path)
     if name in ALONE[:2]:
         most = {name: max(choices) for name, choices in knobs_of(done.source).items()}
         interpret(done.reference, fixed(done.source, most), tmp_path)
@@ -320,8 +322,8 @@ def test_convolutions_become_tiles_where_they_may_be_faster_than_cudnn(layer: st
     done = apply_rules(text, fuse="cuda", single=True, tiled=True)
     assert done.fired == (("fuse-all-triton", *TILED) if fires else ())
     assert ("tl.program_id(0).to(tl.int64)" in done.source) == sizes.startswith("700")
-    # The precision is TF32's, so that whoever forbids it gets the reference.
-    assert ("torch.backends.cudnn.allow_tf32" in done.source) == fires
+    # Each call looks whether TF32 is allowed, and takes the kernel of that precision.
+    assert (f"{ALLOWS_TF32}(x0, " in done.source) == fires
     assert not apply_rules(text, fuse="cuda", single=True).fired
 
 
@@ -492,6 +494,7 @@ def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2
     interpreted(INTERPRET, reference, candidate, folder, str(tolerance))
 
 
+ALLOWS_TF32 = "[torch.backends.cudnn.allow_tf32]"
 LENGTHS = {"CHUNKS": 4, "TILE": 4096, "STEPS": 2, "ROWS": 2, "WIDTH": 64, "MANY": 4}
 LENGTHS |= {"POINTS": 64, "CHANNELS": 32, "LENGTH": 16}
 """Constants of kernels whose programs compute chunks of rows, windows or convolutions."""
@@ -524,12 +527,14 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     assert kernels
     for kernel in kernels:
         signature = {
-            argument: "constexpr" if argument in LENGTHS else "*i1" if name == "scans" and argument == "in1" else "*fp32"
+            argument: "constexpr" if argument in (*LENGTHS, "TF32") else "*i1" if name == "scans" and argument == "in1" else "*fp32"
             for argument in kernel.arg_names
         }
-        constants = {argument: LENGTHS[argument] for argument in kernel.arg_names if argument in LENGTHS}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+        for tf32 in (False, True) if "TF32" in kernel.arg_names else (False,):
+            given = LENGTHS | {"TF32": tf32}
+            constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
+            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+            assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 
 
 @pytest.mark.exhaustive

@@ -1,7 +1,10 @@
-"""Prints convolutions as products of tiles on tensor cores, in TF32 as cuDNN has them, and what follows in the same kernel.
+"""Prints convolutions as products of tiles on tensor cores, in cuDNN's precision, and what follows in the same kernel.
 
 A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
 outputs at one residue of the stride are an ordinary convolution with some of the taps.
+
+Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Where it does not, each operand is split into two
+TF32 numbers and three products of them (3xTF32, known from CUTLASS), and each step is added to a float32 accumulator.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ class ConvolutionKernel(TritonKernel):
     """A Triton kernel that computes a convolution and what follows it, point by point or over all channels, and its
     launcher."""
 
-    requires: ClassVar = ("torch.backends.cudnn.allow_tf32",)
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
 
     def _index_type(self) -> str:
@@ -89,14 +91,15 @@ class ConvolutionKernel(TritonKernel):
             "",
         ]
         lines += self._definition(
-            "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in self.names)], body
+            "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in (*self.names, "TF32"))], body
         )
         others = found.groups * math.prod(strides[dim] for dim in apart)
         grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {others}"
         launch = f"_{name}_launch"
-        given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, num_stages={knobs}["stages"][0]'
-        lines += [f"{launch} = _Launch(_{name}_kernel, {given})", "", ""]
-        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
+        given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, tf32, num_stages={knobs}["stages"][0]'
+        lines += [f"{launch} = {{tf32: _Launch(_{name}_kernel, {given}) for tf32 in (False, True)}}", "", ""]
+        chosen = f"{launch}[torch.backends.cudnn.allow_tf32]"
+        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{chosen}({', '.join([*names, *outs])})"])])
 
     @staticmethod
     def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
@@ -198,7 +201,13 @@ class ConvolutionKernel(TritonKernel):
             ]
             place = " + ".join([row, *taps])
         loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & in_channels, other=0.0)")
-        loop.append('acc = tl.dot(_to_tf32(inputs), _to_tf32(weights), acc, input_precision="tf32")')
+        loop += [
+            "if TF32:",
+            '    acc = tl.dot(_to_tf32(inputs), _to_tf32(weights), acc, input_precision="tf32")',
+            "else:",
+            # Tensor cores cut off bits where they add to an accumulator of their own.
+            '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
+        ]
         return [*lines, *(f"    {line}" for line in loop)]
 
 
