@@ -109,6 +109,11 @@ class Run(RunDirectory):
         count = (self.read_json("config.json") or {}).get("judge") or JUDGED
         return {task for task, found in looks.items() if next_to_judge(found, verdicts[task], count) is not None}
 
+    def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
+        """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""
+        if not (self.read_json("config.json") or {}).get("policy"):
+            yield from (one for one in self.evaluations() if winners.get(one.task) == one.candidate_sha256)
+
     def released(self) -> dict[str, float | None]:
         """Speedup over eager of CUDA-L1's own kernel by task; None where it does not keep KernelBench's contract."""
         found: dict[str, float | None] = {}
@@ -258,6 +263,8 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
             "winners_on_both": sum(bool(first["speedup"] and second["speedup"]) for first, second in pairs),
             "winners_alike": sum(is_alike(first, second) for first, second in pairs),
         }
+        if lines := carried_lines(summary, runs):
+            summary["h100_carried_winners"] = carried_part(lines) | {"rows": lines}
     return summary
 
 
@@ -283,3 +290,42 @@ def on_both(summary: Mapping[str, Any]) -> list[tuple[Line, Line]]:
 def is_alike(first: Line, second: Line) -> bool:
     """Whether both winners are made by the same techniques; their knobs may differ."""
     return bool(first["speedup"] and second["speedup"]) and first["techniques"] == second["techniques"]
+
+
+def carried_lines(summary: Mapping[str, Any], runs: Iterable[Run]) -> list[Line]:
+    """What the first GPU's winners give on an H100, task by task, beside what the H100 found for itself."""
+    first = {line["task"]: line for line in summary["rows"] if line["speedup"]}
+    own = {line["task"]: line for line in summary["h100_rows"] if line["speedup"] and is_counted(line)}
+    hashes = {task: line["candidate_sha256"] for task, line in first.items()}
+    judged = {one.task: one for run in runs if run.group == "h100_" for one in run.carried(hashes)}
+    return [
+        {
+            "task": task,
+            "speedup": first[task]["speedup"],
+            "verdict": one.verdict,
+            "reason": one.reason,
+            "h100_speedup": one.speedup if one.accepted else None,
+            "h100_interval": [one.speedup_low, one.speedup_high] if one.accepted else None,
+            "h100_is_improvement": one.is_improvement,
+            "h100_own": own[task]["speedup"] if task in own else None,
+            "h100_own_interval": [own[task]["low"], own[task]["high"]] if task in own else None,
+        }
+        for task, one in judged.items()
+    ]
+
+
+def carried_part(lines: Sequence[Line]) -> dict[str, Any]:
+    """Sums of `carried_lines`: what a winner keeps, and where a search on the GPU itself is certainly better or worse."""
+    timed = [line for line in lines if line["h100_speedup"]]
+    both = [line for line in timed if line["h100_own"]]
+    return {
+        "tasks": len(lines),
+        "accepted": len(timed),
+        "ahead_of_eager": sum(line["h100_is_improvement"] for line in timed),
+        "geomean_vs_eager": geomean(line["speedup"] for line in timed),
+        "h100_geomean_vs_eager": geomean(line["h100_speedup"] for line in timed),
+        "searched_too": len(both),
+        "own_over_carried": geomean(line["h100_own"] / line["h100_speedup"] for line in both),
+        "own_certainly_ahead": sum(line["h100_own_interval"][0] > line["h100_interval"][1] for line in both),
+        "own_certainly_behind": sum(line["h100_own_interval"][1] < line["h100_interval"][0] for line in both),
+    }

@@ -170,7 +170,43 @@ def carrying(summary: Mapping[str, Any]) -> list[str]:
         "|---|---:|---:|---|---|",
         *table,
         "",
+        *rejudged(summary),
     ]
+
+
+def rejudged(summary: Mapping[str, Any]) -> list[str]:
+    """What the first GPU's winners give on an H100."""
+    told = summary.get("h100_carried_winners")
+    if not told:
+        return []
+    table = [
+        f"| {line['task']} | {line['speedup']:.2f} | {_measured(line) or line['reason']} "
+        f"| {f'{own:.2f}' if (own := line['h100_own']) else '-'} |"
+        for line in sorted(told["rows"], key=lambda line: -line["speedup"])
+    ]
+    return [
+        "### The H200's winners, judged on an H100",
+        "",
+        f"The very sources of {told['tasks']} winners, knobs and all. {told['accepted']} are accepted there, and "
+        f"{told['ahead_of_eager']} of these are certainly faster than eager, by one measurement each. Over the accepted ones the "
+        f"geomean over eager is {told['geomean_vs_eager']:.2f} on the H200 and {told['h100_geomean_vs_eager']:.2f} on the "
+        f"H100. On {told['searched_too']} of them the H100 has a winner of its own, found hours or days apart: "
+        f"{told['own_over_carried']:.2f} of the carried one in the geomean, certainly ahead on {told['own_certainly_ahead']} "
+        f"and certainly behind on {told['own_certainly_behind']}.",
+        "",
+        "| task | over eager on the H200 | the same source on the H100 | the H100's own winner |",
+        "|---|---:|---:|---:|",
+        *table,
+        "",
+    ]
+
+
+def _measured(line: Line) -> str:
+    """Speedup and interval on the H100; nothing where the source was rejected."""
+    if not line["h100_speedup"]:
+        return ""
+    low, high = line["h100_interval"]
+    return f"{line['h100_speedup']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:

@@ -14,7 +14,7 @@ from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search.bench import write_tasks
 from kernelwright.search.bench_summary import summarise
 from kernelwright.tasks.entries import Suite, SuiteEntry
-from tests.samples import TASK, accepted
+from tests.samples import TASK, accepted, rejected
 
 LEVELS = {"level1/1": 1, "level1/2": 1, "level2/1": 2, "level2/2": 2, "level2/3": 2}
 TASKS = {name: Task(id=f"kernelbench/{name}", source=f"{TASK.source}# {name}\n") for name in LEVELS}
@@ -223,6 +223,34 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
     }  # fmt: skip
     assert told["geomean_vs_best_baseline"] == pytest.approx((2.0 / 1.2) ** 0.5, abs=1e-4)
     assert "| kernelbench/level1/2 | 1.00 | 1.00 | another | no |" in page.read_text()
+
+
+def test_what_another_gpus_winners_give_on_an_h100_is_told(race_summary, script, run, tmp_path):
+    config = run.read_json("config.json") | {"suite": "cuda-l1"}
+    run.write_json("config.json", config)
+    h100 = {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}
+    other, carried = copy_of(run, tmp_path / "on-another-card"), RunDirectory(tmp_path / "carried")
+    carried.write_json("config.json", {key: value for key, value in config.items() if key != "policy"})
+    for one in (other, carried):
+        one.write_json("environment.json", h100)
+    script("race_winners").main([str(run.path), "--out", str(tmp_path / "winners.jsonl")])
+    sources = [json.loads(line) for line in (tmp_path / "winners.jsonl").read_text().splitlines()]
+    assert sources == [{"task": f"kernelbench/{name}", "source": "won"} for name in WINNERS]
+    tasks = [TASKS[name] for name in (*WINNERS, "level2/1")]
+    judged = [{"task": task.id, "task_sha256": task.sha256, "policy": ""} for task in tasks]
+    carried.append(accepted(1.5, "won", **judged[0]))
+    carried.append(rejected(source="won", **judged[1]))
+    carried.append(accepted(1.7, "another text", **judged[0]))
+    carried.append(accepted(1.7, "won", **judged[2]))
+    page = tmp_path / "page.md"
+    given = [str(one.path) for one in (run, other, carried)]
+    race_summary.main([*given, "--out", str(tmp_path / "out"), "--page", str(page)])
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())["h100_carried_winners"]
+    counts = {"tasks": 2, "accepted": 1, "ahead_of_eager": 1, "searched_too": 1, "own_certainly_ahead": 1}
+    assert {key: told[key] for key in counts} == counts
+    assert (told["geomean_vs_eager"], told["h100_geomean_vs_eager"]) == (2.0, 1.5)
+    assert told["own_over_carried"] == pytest.approx(2.0 / 1.5, abs=1e-4)
+    assert "| kernelbench/level1/2 | 1.30 | wrong-output | 1.30 |" in page.read_text()
 
 
 def test_cuda_l1s_kernels_are_told_apart_by_the_gpu_that_measured_them(race_summary, run, tmp_path):
