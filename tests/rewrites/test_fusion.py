@@ -526,10 +526,8 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
     assert kernels
     for kernel in kernels:
-        signature = {
-            argument: "constexpr" if argument in (*LENGTHS, "TF32") else "*i1" if name == "scans" and argument == "in1" else "*fp32"
-            for argument in kernel.arg_names
-        }
+        kinds = dict.fromkeys((*LENGTHS, "TF32"), "constexpr") | ({"in1": "*i1"} if name == "scans" else {})
+        signature = {argument: kinds.get(argument, "*fp32") for argument in kernel.arg_names}
         for tf32 in (False, True) if "TF32" in kernel.arg_names else (False,):
             given = LENGTHS | {"TF32": tf32}
             constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
