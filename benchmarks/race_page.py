@@ -190,8 +190,8 @@ def rejudged(summary: Mapping[str, Any]) -> list[str]:
         f"The very sources of {told['tasks']} winners, knobs and all. {told['accepted']} are accepted there, and "
         f"{told['ahead_of_eager']} of these are certainly faster than eager, by one measurement each. Over the accepted "
         f"ones the geomean over eager is {told['geomean_vs_eager']:.2f} on the H200 and "
-        f"{told['h100_geomean_vs_eager']:.2f} on the H100. On {told['searched_too']} of them the H100 has a winner of its own, "
-        f"found at another time: {told['own_over_carried']:.2f} of the carried one in the geomean, certainly ahead on "
+        f"{told['h100_geomean_vs_eager']:.2f} on the H100. On {told['searched_too']} of them the H100 has a winner of its "
+        f"own, found at another time: {told['own_over_carried']:.2f} of the carried one in the geomean, certainly ahead on "
         f"{told['own_certainly_ahead']} and certainly behind on {told['own_certainly_behind']}.",
         "",
         "| task | over eager on the H200 | the same source on the H100 | the H100's own winner |",
