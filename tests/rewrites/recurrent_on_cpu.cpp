@@ -140,7 +140,7 @@ inline void on_cpu(Index grid, unsigned threads, size_t quads, std::function<voi
 }
 // KERNEL
 template <int QUADS> int launched(const Call& call, int cells) {
-    const size_t quads = ROWS * (2 * QUADS + STATE_QUADS) * SLICES;
+    const size_t quads = BATCH * (2 * QUADS + STATE_QUADS) * SLICES;
     on_cpu({HIDDEN / UNITS, (unsigned)cells}, THREADS, quads, [&] { recurrent<QUADS>(call); });
     return 0;
 }

@@ -2,8 +2,7 @@
 //
 // A *cell* is one direction of one layer. UNITS of its hidden units belong to a block, SLICES threads to a unit; a thread keeps
 // its part of the unit's weights in registers for the whole sequence. Each step a block multiplies the cell's input, then the
-// previous hidden state, adds up over its slices, and writes the new hidden state of its units to `out`. It does so for each of
-// GROUPS groups of sequences in turn: while it multiplies one group's, the other group's states are on their way.
+// previous hidden state, adds up over its slices, and writes the new hidden state of its units to `out`.
 //
 // `out` is also how blocks wait for one another: it is filled with UNWRITTEN before the launch, each value is written once, and
 // who reads one asks again until it is there. So the cells of a stack follow one another by a step, and no barrier is needed.
@@ -11,7 +10,7 @@
 // bits of UNWRITTEN is written as another NaN.
 #include <cstdint>
 
-constexpr int THREADS = UNITS * SLICES, ROWS = BATCH / GROUPS;
+constexpr int THREADS = UNITS * SLICES;
 constexpr int STATE_QUADS = (HIDDEN + 4 * SLICES - 1) / (4 * SLICES);  // float4 of a state that a thread multiplies.
 constexpr int SUMS = 4;                 // Of an LSTM one for each gate; of a GRU those of two gates, and both parts of the new state.
 constexpr int MOST_CELLS = 24;
@@ -45,10 +44,10 @@ __device__ __forceinline__ void add_product(float& sum, float4 a, float4 b) {
     sum = fmaf(a.w, b.w, sum);
 }
 
-// Brings the rows of a group, each QUADS x SLICES float4 wide there, to shared memory.
+// Brings BATCH rows, each QUADS x SLICES float4 wide there, to shared memory.
 template <int QUADS>
 struct Rows {
-    static constexpr int WIDTH = QUADS * SLICES, EACH = (ROWS * WIDTH + THREADS - 1) / THREADS;
+    static constexpr int WIDTH = QUADS * SLICES, EACH = (BATCH * WIDTH + THREADS - 1) / THREADS;
     const float* from;
     int64_t stride;
     int quads;
@@ -58,7 +57,7 @@ struct Rows {
 #pragma unroll
         for (int index = 0; index < EACH; ++index) {
             const int at = threadIdx.x + index * THREADS, row = at / WIDTH, column = at % WIDTH;
-            if (row < ROWS && column < quads) visit(index, at, from + row * stride + 4 * column);
+            if (row < BATCH && column < quads) visit(index, at, from + row * stride + 4 * column);
         }
     }
 
@@ -101,11 +100,11 @@ struct Rows {
 // Adds rows x weights to the sums; of a GRU the state's part of the new state has a sum of its own.
 template <int QUADS, bool OF_STATE>
 __device__ __forceinline__ void multiply(const float4* rows, const float4 (&weights)[GATES][QUADS], int slice,
-                                         float (&sums)[SUMS][ROWS]) {
+                                         float (&sums)[SUMS][BATCH]) {
 #pragma unroll
     for (int quad = 0; quad < QUADS; ++quad) {
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) {
+        for (int row = 0; row < BATCH; ++row) {
             const float4 v = rows[(row * QUADS + quad) * SLICES + slice];
 #pragma unroll
             for (int gate = 0; gate < GATES; ++gate)
@@ -115,14 +114,14 @@ __device__ __forceinline__ void multiply(const float4* rows, const float4 (&weig
 #pragma unroll
     for (int which = 0; which < SUMS; ++which) {
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) COMPUTED_HERE(sums[which][row]);
+        for (int row = 0; row < BATCH; ++row) COMPUTED_HERE(sums[which][row]);
     }
 }
 
 // Adds the slices' sums, so that each thread of a unit has those of one row, in place 0; which row that is, or -1.
 __device__ __forceinline__ int row_of(int slice) {
-    int row = 0, count = ROWS;
-    for (int bit = SLICES / 2, size = ROWS; bit; bit /= 2, size = (size + 1) / 2) {
+    int row = 0, count = BATCH;
+    for (int bit = SLICES / 2, size = BATCH; bit; bit /= 2, size = (size + 1) / 2) {
         const int half = (size + 1) / 2;
         if (slice & bit) {
             row += half;
@@ -135,7 +134,7 @@ __device__ __forceinline__ int row_of(int slice) {
 }
 
 template <int BIT, int SIZE>
-__device__ __forceinline__ void fold(float (&sums)[SUMS][ROWS], int slice) {
+__device__ __forceinline__ void fold(float (&sums)[SUMS][BATCH], int slice) {
     if constexpr (BIT > 0) {
         constexpr int HALF = (SIZE + 1) / 2;
         const bool upper = slice & BIT;
@@ -154,7 +153,7 @@ __device__ __forceinline__ void fold(float (&sums)[SUMS][ROWS], int slice) {
 template <int QUADS>
 __global__ void __launch_bounds__(THREADS, 1) recurrent(const __grid_constant__ Call call) {
     SHARED_QUADS(shared);
-    constexpr int INPUT_ROWS = ROWS * QUADS * SLICES, STATE_ROWS = ROWS * STATE_QUADS * SLICES;
+    constexpr int INPUT_ROWS = BATCH * QUADS * SLICES, STATE_ROWS = BATCH * STATE_QUADS * SLICES;
     float4 *input_rows = shared, *state_rows = shared + 2 * INPUT_ROWS;
     const Cell& cell = call.cells[blockIdx.y];
     const int slice = threadIdx.x % SLICES, unit = blockIdx.x * UNITS + threadIdx.x / SLICES;
@@ -185,67 +184,45 @@ __global__ void __launch_bounds__(THREADS, 1) recurrent(const __grid_constant__ 
     for (int at = threadIdx.x; at < 2 * INPUT_ROWS + STATE_ROWS; at += THREADS) shared[at] = zero;
 
     const int row = row_of(slice);
+    const int64_t place = (int64_t)row * HIDDEN + unit;
+    float state = row < 0 ? 0.0f : cell.first_state[place];
+    float memory = row < 0 || GATES == 3 ? 0.0f : cell.first_memory[place];
     const int64_t stride = call.width, step_stride = BATCH * stride;
-    auto place = [&](int group) { return (int64_t)(group * ROWS + row) * HIDDEN + unit; };
-    float states[GROUPS], memories[GROUPS] = {};
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        states[group] = row < 0 ? 0.0f : cell.first_state[place(group)];
-        if (GATES == 4 && row >= 0) memories[group] = cell.first_memory[place(group)];
-    }
     auto position = [&](int step) -> int64_t { return cell.reversed ? steps - 1 - step : step; };
-    auto input = [&](int turn) {
-        const int64_t at = position(turn / GROUPS) * cell.x_step + turn % GROUPS * ROWS * cell.x_sequence;
-        return Rows<QUADS>{cell.x + at, cell.x_sequence, quads};
-    };
+    auto input = [&](int step) { return Rows<QUADS>{cell.x + position(step) * cell.x_step, cell.x_sequence, quads}; };
 
     all_threads_here();
     input(0).copy(input_rows);
 #pragma unroll 1
-    for (int turn = 0; turn < steps * GROUPS; ++turn) {
-        const int step = turn / GROUPS, group = turn % GROUPS;
-        float4* here = input_rows + turn % 2 * INPUT_ROWS;
-        input(turn).settle(cell.follows, here);
+    for (int step = 0; step < steps; ++step) {
+        float4* here = input_rows + step % 2 * INPUT_ROWS;
+        input(step).settle(cell.follows, here);
         all_threads_here();
-        if (turn + 1 < steps * GROUPS) input(turn + 1).copy(input_rows + (turn + 1) % 2 * INPUT_ROWS);
-        float sums[SUMS][ROWS] = {};
+        if (step + 1 < steps) input(step + 1).copy(input_rows + (step + 1) % 2 * INPUT_ROWS);
+        float sums[SUMS][BATCH] = {};
         multiply<QUADS, false>(here, input_weights, slice, sums);
-        const int64_t first = group * ROWS;
-        const float* before = step ? cell.out + position(step - 1) * step_stride + first * stride : cell.first_state + first * HIDDEN;
+        const float* before = step ? cell.out + position(step - 1) * step_stride : cell.first_state;
         Rows<STATE_QUADS>{before, step ? stride : HIDDEN, HIDDEN / 4}.bring(step > 0, state_rows);
         all_threads_here();
         multiply<STATE_QUADS, true>(state_rows, state_weights, slice, sums);
-        fold<SLICES / 2, ROWS>(sums, slice);
+        fold<SLICES / 2, BATCH>(sums, slice);
         if (row >= 0) {
-            const float first_sum = sums[0][0] + bias[0], second = sums[1][0] + bias[1];
+            const float first = sums[0][0] + bias[0], second = sums[1][0] + bias[1];
             const float third = sums[2][0] + bias[2], fourth = sums[3][0] + bias[3];
-            float state = states[0], memory = memories[0];
-#pragma unroll
-            for (int other = 1; other < GROUPS; ++other) {
-                state = group == other ? states[other] : state;
-                memory = group == other ? memories[other] : memory;
-            }
             if (GATES == 4) {
-                memory = logistic(second) * memory + logistic(first_sum) * tanhf(third);
+                memory = logistic(second) * memory + logistic(first) * tanhf(third);
                 state = logistic(fourth) * tanhf(memory);
             } else {
-                const float fresh = tanhf(third + logistic(first_sum) * fourth), kept = logistic(second);
+                const float fresh = tanhf(third + logistic(first) * fourth), kept = logistic(second);
                 state = (1.0f - kept) * fresh + kept * state;
             }
-            write_shared(cell.out + position(step) * step_stride + (first + row) * stride + unit,
+            write_shared(cell.out + position(step) * step_stride + row * stride + unit,
                          as_bits(state) == UNWRITTEN ? as_float(OTHER_NAN) : state);
-#pragma unroll
-            for (int other = 0; other < GROUPS; ++other) {
-                states[other] = group == other ? state : states[other];
-                memories[other] = group == other ? memory : memories[other];
-            }
         }
         one_warp_here();  // Who has a result writes it before others of the warp wait for the next input.
     }
-    if (row < 0) return;
-#pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        cell.last_state[place(group)] = states[group];
-        if (GATES == 4) cell.last_memory[place(group)] = memories[group];
+    if (row >= 0) {
+        cell.last_state[place] = state;
+        if (GATES == 4) cell.last_memory[place] = memory;
     }
 }

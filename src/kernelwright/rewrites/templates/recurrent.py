@@ -72,12 +72,10 @@ class RecurrentKnobs:
     Attributes:
         units: hidden units of a thread block.
         slices: threads that share a unit's sums.
-        groups: parts of the batch that a block computes in turn.
     """
 
     units: int
     slices: int
-    groups: int = 1
 
     def blocks(self, layers: Layers) -> int:
         """Thread blocks of one launch, all of which have to run at once."""
@@ -89,17 +87,16 @@ class RecurrentKnobs:
 
     def fits(self, layers: Layers) -> bool:
         """Whether all blocks run at once, and a thread's weights fit in its registers."""
-        threads, rows = self.units * self.slices, layers.batch // self.groups
+        threads = self.units * self.slices
         quads = self.quads(layers.widest), self.quads(layers.hidden)
-        registers = 4 * GATES[layers.kind] * sum(quads) + 4 * rows + _OTHER_REGISTERS
+        registers = 4 * GATES[layers.kind] * sum(quads) + 4 * layers.batch + _OTHER_REGISTERS
         return (
             layers.hidden % self.units == 0
             and threads % 32 == 0
-            and layers.batch % self.groups == 0
-            and rows <= self.slices
+            and layers.batch <= self.slices
             and self.blocks(layers) <= MULTIPROCESSORS
             and registers <= min(255, 65536 // threads // 8 * 8)
-            and rows * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
+            and layers.batch * (2 * quads[0] + quads[1]) * self.slices * 16 <= SHARED_BYTES
         )
 
 
@@ -118,8 +115,8 @@ def refusal(layers: Layers) -> str | None:
 
 def alternatives(layers: Layers) -> tuple[RecurrentKnobs, ...]:
     """Knobs worth a look for these layers: first those with blocks nearest to `_THREADS`, of these the smallest."""
-    every = itertools.product((2, 1), (2, 4, 8, 16, 32), (32, 16))
-    fitting = [one for one in (RecurrentKnobs(units=u, slices=s, groups=g) for g, u, s in every) if one.fits(layers)]
+    every = itertools.product((2, 4, 8, 16, 32), (32, 16))
+    fitting = [one for one in (RecurrentKnobs(units=units, slices=slices) for units, slices in every) if one.fits(layers)]
     return tuple(sorted(fitting, key=lambda one: (abs(math.log2(one.units * one.slices / _THREADS)), one.units)))[:4]
 
 
@@ -132,7 +129,6 @@ def cuda_head(layers: Layers, knobs: RecurrentKnobs) -> str:
         "BATCH": layers.batch,
         "UNITS": knobs.units,
         "SLICES": knobs.slices,
-        "GROUPS": knobs.groups,
         "NARROW_QUADS": knobs.quads(narrow),
         "WIDE_QUADS": knobs.quads(layers.widest),
     }

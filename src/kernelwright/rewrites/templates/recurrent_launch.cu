@@ -1,7 +1,7 @@
 
 template <int QUADS>
 cudaError_t launched(const Call& call, int cells, cudaStream_t stream) {
-    const int bytes = ROWS * (2 * QUADS + STATE_QUADS) * SLICES * (int)sizeof(float4);
+    const int bytes = BATCH * (2 * QUADS + STATE_QUADS) * SLICES * (int)sizeof(float4);
     cudaError_t error = cudaFuncSetAttribute(recurrent<QUADS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
     cudaLaunchAttribute together;
