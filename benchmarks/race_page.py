@@ -218,8 +218,8 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder:
     text += [*headline(summary, group), ""]
     if left := summary[f"{group}screened_only"] + summary[f"{group}untouched"]:
         text += [
-            f"**{left} of {len(rows)} tasks are not decided.** The judge takes the best estimates first, so that the "
-            "decided ones are no fair sample of all.",
+            f"**{left} of {len(rows)} tasks are not decided.** The judge takes those first that promise most, so that "
+            "the decided ones are no fair sample of all.",
             "",
         ]
     if group == "h100_":

@@ -17,7 +17,7 @@ from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import compiling_pays, next_of, tuning_pays
+from kernelwright.search.schedule import compiling_pays, next_of, promise, tuning_pays
 from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
@@ -55,6 +55,22 @@ def test_what_compiles_nothing_comes_first_and_waits_for_its_own_process():
     assert next_of(waiting, [], [], lambda kind: False) is None
     assert next_of(waiting[:1], waiting[1:2], [], lambda kind: True) is None, "its estimate may tell that it is not worth it"
     assert next_of(waiting[:1], [], [], lambda kind: True) is waiting[0]
+
+
+def test_the_judge_takes_what_gains_most_for_each_second_that_it_costs():
+    def task(estimate, *seconds):
+        return [
+            screened(PLAIN, 0.9, elapsed_s=max(seconds)),
+            *(screened(SCALED, estimate, elapsed_s=one) for one in seconds),
+        ]
+
+    dear, cheap = task(4.0, 5.0, 80.0), task(2.0, 5.0, 8.0)
+    assert promise(cheap) > promise(dear), "a look of 80 s is a judge's four minutes"
+    assert promise(task(4.0, 8.0)) > promise(cheap)
+    assert promise(task(4.0, 0.1)) == promise(task(4.0, 0.2)), "the judge has costs of its own"
+    nothing = [screened(PLAIN, 0.9, elapsed_s=5.0)]
+    assert promise(nothing) == promise(task(1.04, 5.0)) > promise([screened(PLAIN, 0.9, elapsed_s=9.0)])
+    assert promise([]) > 0
 
 
 def test_an_autotuner_must_be_able_to_win():

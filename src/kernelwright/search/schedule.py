@@ -8,6 +8,7 @@ of room.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -25,6 +26,10 @@ SETTLED_GAIN = 1.02
 """A task is settled where its last proposals brought less than this, or where it has no room left."""
 SETTLING_PROCESSES = 24
 """Most process triples of the measurement that settles a near miss. It has the GPU for a second each. Our choice."""
+LEAST_GAIN = 1.05
+"""What a task counts as whose best estimate is less, so that cheap ones still come first. Our choice."""
+_SHORTEST_LOOK_S = 1.0
+"""Length of a look that counts for a shorter one: the judge has costs of its own. Our choice."""
 _UNKNOWN_ROOM = 2.0
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
@@ -36,6 +41,20 @@ beside judges no best estimate would have been lost; with 0.8 one (results/2026-
 def first_of_two(settings: Settings) -> Settings:
     """Settings of the first of two measurements, which finds the candidates worth a second one."""
     return settings.model_copy(update={"until_certain": True})
+
+
+def best_estimate(screened: Sequence[Screened]) -> float:
+    """The best estimate of a task; 1 where nothing is faster."""
+    return max([1.0, *(one.estimate or 0.0 for one in ranked(screened)[:1])])
+
+
+def promise(screened: Sequence[Screened]) -> float:
+    """What a task's best estimate gains, for each second that it is likely to cost the judge.
+
+    What took screening long, a compiler or large tensors, takes the judge long too: the longest look is the measure.
+    """
+    longest_s = max((one.elapsed_s for one in screened), default=0.0)
+    return math.log(max(best_estimate(screened), LEAST_GAIN)) / max(longest_s, _SHORTEST_LOOK_S)
 
 
 def room(screened: Sequence[Screened]) -> float:
@@ -53,7 +72,7 @@ def compiling_pays(screened: Sequence[Screened]) -> bool:
     if all(one.elapsed_s < _LONG_COMPILE_S for one in compiled):
         return True
     best = max((one.estimate or 0.0 for one in compiled if one.correct), default=0.0)
-    return best >= _FAR_BEHIND * max([1.0, *(one.estimate or 0.0 for one in ranked(screened)[:1])])
+    return best >= _FAR_BEHIND * best_estimate(screened)
 
 
 def tuning_pays(screened: Sequence[Screened]) -> bool:
@@ -127,7 +146,7 @@ class TaskState:
     @property
     def best(self) -> float:
         """Best estimate so far; 1 where nothing is faster."""
-        return max([1.0, *(one.estimate or 0.0 for one in ranked(self.screened)[:1])])
+        return best_estimate(self.screened)
 
     @property
     def has_winner(self) -> bool:
@@ -173,8 +192,7 @@ class TaskState:
 
     def end_round(self, budget: int, tuned: bool) -> None:
         """Note what a round that was to end with so many proposals has brought."""
-        earlier = ranked(self.screened[: self.looked_at])
-        self.before = max([1.0, *(one.estimate or 0.0 for one in earlier[:1])])
+        self.before = best_estimate(self.screened[: self.looked_at])
         self.looked_at = budget
         if len(self.screened) < budget:
             self.tunes_next, self.exhausted = not tuned, tuned

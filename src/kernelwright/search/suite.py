@@ -37,7 +37,7 @@ from kernelwright.search.bench import SAME, config_of, owed_in, require_baseline
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import TaskState, first_of_two, room
+from kernelwright.search.schedule import TaskState, first_of_two, promise, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
@@ -270,7 +270,7 @@ class SuiteSearch:
         def turn(state: TaskState) -> tuple[bool, bool, float]:
             # A better winner for one task is worth less than a first one for another. Once its baselines are measured,
             # the best of them can be timed beside its winner.
-            return state.has_winner, state.task.sha256 not in self._baselines, -state.best
+            return state.has_winner, state.task.sha256 not in self._baselines, -promise(state.screened)
 
         def key_of(job: Job) -> tuple[str, str]:
             return job.task.sha256, job.candidate.sha256
@@ -359,7 +359,7 @@ class SuiteSearch:
 
         def turn(rotation: RotationJob) -> tuple[bool, float]:
             state = self._states[rotation.task.sha256]
-            return not state.has_winner, -state.best
+            return not state.has_winner, -promise(state.screened)
 
         def in_turn() -> Iterator[RotationJob]:
             left = [*owed]
