@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,9 +19,9 @@ from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.knobs import knobs_of
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import attention as layer
 from kernelwright.rewrites import emit, products
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop, _recipe_of
+from kernelwright.rewrites.operators import attention as layer
 from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import attention, one_pass_product, split_product
@@ -38,9 +38,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-spec = importlib.util.spec_from_file_location("emitted", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+modules = []
+for path in sys.argv[1:3]:
+    spec = importlib.util.spec_from_file_location("emitted", path)
+    modules.append(importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(modules[-1])
 inf, nan = float("inf"), float("nan")
 
 def mask_of(name, batch, heads, queries, keys):
@@ -62,7 +64,9 @@ def mask_of(name, batch, heads, queries, keys):
     # Float's least number, which a factor would make infinite, hides all keys alike.
     return torch.full((queries, keys), torch.finfo(torch.float32).min) if name == "least" else None
 
-def made(sizes, knobs, dtype="float32", mask=None, causal=False, inside=False, scale=None, special=False, strided=False):
+def made(
+    sizes, knobs, dtype="float32", mask=None, causal=False, inside=False, scale=None, special=False, strided=False, far=False
+):
     torch.manual_seed(0)
     batch, heads, queries, keys, width, width_v = sizes
     several = () if heads == 0 else (heads,)
@@ -71,11 +75,11 @@ def made(sizes, knobs, dtype="float32", mask=None, causal=False, inside=False, s
     if inside:
         q, k, v = (one.transpose(1, 2).contiguous().transpose(1, 2) for one in (q, k, v))
     if strided:
-        q, k, v = (torch.stack([one, one], -1).mT[..., 0, :].mT.contiguous().mT for one in (q, k, v))
+        q, k, v = (torch.stack([one.mT, one.mT], -1)[..., 0].mT for one in (q, k, v))
     shown = mask_of(mask, batch, heads, queries, keys)
     if special:
         q[..., 3, 5], q[..., 4, 6], k[..., 2, 1], v[..., 0, 7], v[..., 33, 2] = inf, nan, -inf, nan, inf
-    found = module.launch_attention(q, k, v, shown, scale, causal, inside, knobs)
+    found = modules[far].launch_attention(q, k, v, shown, scale, causal, inside, knobs)
     assert found.shape == (*q.shape[:-1], width_v) and found.dtype == q.dtype
     assert (found.transpose(1, 2) if inside else found).is_contiguous()
     wide = shown.double() if mask in ("added", "least") else shown
@@ -90,7 +94,7 @@ def made(sizes, knobs, dtype="float32", mask=None, causal=False, inside=False, s
         return 0.0 if same and torch.allclose(found[finite].double(), exact[finite], atol=1e-5) else inf
     return ((found.double() - exact).norm() / exact.norm()).item()
 
-print(json.dumps([made(*case, **others) for *case, others in json.loads(sys.argv[2])]))
+print(json.dumps([made(*case, **others) for *case, others in json.loads(sys.argv[3])]))
 """
 TILE = {"block_m": 32, "block_n": 16, "num_warps": 4, "num_stages": 2, "precision": "tf32x3"}
 HALF = TILE | {"precision": "ieee"}
@@ -116,6 +120,8 @@ CASES: dict[str, tuple[object, ...]] = {
     "an added mask": ((2, 2, 40, 50, 32, 32), TILE, {"mask": "added", "scale": 0.3}),
     "an added mask of least numbers": ((1, 2, 40, 40, 32, 32), TILE, {"mask": "least"}),
     "queries that see nothing": ((1, 2, 40, 40, 32, 32), TILE, {"mask": "nothing"}),
+    "indices of 64 bits": ((2, 2, 50, 40, 96, 32), TILE, {"mask": "padding", "far": True, "strided": True}),
+    "indices of 64 bits, causal": ((2, 2, 70, 70, 32, 96), TILE, {"causal": True, "far": True}),
     "Inf and NaN": ((1, 2, 50, 40, 32, 32), TILE, {"special": True}),
     "float16": ((2, 2, 50, 40, 32, 32), HALF, {"dtype": "float16"}),
     "float16, causal": ((2, 2, 70, 70, 96, 32), HALF, {"dtype": "float16", "causal": True}),
@@ -150,8 +156,10 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def errors(emitted: Path) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
+    far = emitted.with_name("far.py")
+    far.write_text(emitted.read_text().replace("wide = any(", "wide = bool("))
     answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(emitted), json.dumps(list(CASES.values()))],
+        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values()))],
         capture_output=True,
         text=True,
         env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
@@ -445,7 +453,8 @@ def test_a_candidate_says_what_it_is_and_declares_its_knobs():
     compile(made.source, "candidate", "exec")
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(made.source, BLOCK)
     assert Label.SUSPICIOUS_SOURCE not in static_labels(made.source, BLOCK)
-    assert len(knobs_of(made.source)["KNOBS_TILED_ATTENTION_0.tile"]) == len(attention.alternatives(MANY))
+    choices = attention.alternatives(replace(MANY, width=64, width_v=64))
+    assert knobs_of(made.source)["KNOBS_TILED_ATTENTION_0.tile"] == tuple(map(asdict, choices))
 
 
 def test_its_names_are_no_other_templates_and_no_tasks():

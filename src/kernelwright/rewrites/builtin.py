@@ -16,7 +16,7 @@ from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
-from kernelwright.rewrites import attention, emit, fusion, products, recurrent, wrappers
+from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
@@ -29,6 +29,7 @@ from kernelwright.rewrites.graph import (
     value,
 )
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
+from kernelwright.rewrites.operators import attention, recurrent
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
