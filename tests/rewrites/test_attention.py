@@ -253,7 +253,8 @@ def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_p
 def test_a_mask_spills_little(mask, emitted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     taken, _ = built(emitted, MANY, attention.alternatives(MANY)[0], causal=False, mask=mask)
-    assert taken.spilled_bytes <= 32
+    # Triton 3.7.1 makes it 24 bytes of a thread, 3.6.0 makes it 88.
+    assert taken.spilled_bytes <= 96
 
 
 @needs_triton

@@ -91,7 +91,7 @@ _NARROW_SPLIT = (
     AttentionKnobs(block_n=64),
     AttentionKnobs(block_m=64, num_warps=4, precision="bf16x6"),
 )
-"""For float32 of up to 64 numbers. None spills on sm_90; with a mask of booleans the first spills 4 bytes of a thread."""
+"""For float32 of up to 64 numbers. None spills on sm_90 without a mask of booleans, and with one up to 36 bytes of a thread do."""
 _WIDE_SPLIT = (
     AttentionKnobs(),
     AttentionKnobs(precision="bf16x6"),
@@ -100,7 +100,7 @@ _WIDE_SPLIT = (
     AttentionKnobs(block_n=16, precision="bf16x6"),
 )
 """For float32 of up to 128 numbers. Steps of 64 keys spill 100 bytes of a thread and more. Of these none does without a mask
-of booleans; with one all but the last do, the first 24 bytes at 96 numbers."""
+of booleans; with one all but the last do, the first 24 bytes at 96 numbers (88 by Triton 3.6.0)."""
 _NARROW = (
     AttentionKnobs(block_n=64, num_warps=4, num_stages=3, precision="ieee"),
     AttentionKnobs(block_n=128, precision="ieee"),
@@ -122,7 +122,7 @@ _WIDEST = (
     AttentionKnobs(block_n=64, precision="ieee"),
     AttentionKnobs(block_m=64, num_warps=4, precision="ieee"),
 )
-"""The same, up to 256. The last two spill 40 and 48 bytes of a thread."""
+"""The same, up to 256. The last two spill up to 48 bytes of a thread."""
 
 
 def refusal(sizes: Attention) -> str | None:
