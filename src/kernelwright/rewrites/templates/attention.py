@@ -91,7 +91,7 @@ _NARROW_SPLIT = (
     AttentionKnobs(block_n=64),
     AttentionKnobs(block_m=64, num_warps=4, precision="bf16x6"),
 )
-"""For float32 of up to 64 numbers. None spills on sm_90 without a mask of booleans, and with one up to 36 bytes of a thread do."""
+"""For float32 of up to 64 numbers. None spills without a mask of booleans, with one up to 36 bytes of a thread."""
 _WIDE_SPLIT = (
     AttentionKnobs(),
     AttentionKnobs(precision="bf16x6"),
