@@ -15,9 +15,9 @@ import torch
 from kernelwright.records import Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import products
-from kernelwright.rewrites import recurrent as recurrent_layers
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.recurrent import replace_recurrent
+from kernelwright.rewrites.operators import recurrent as recurrent_layers
+from kernelwright.rewrites.operators.recurrent import replace_recurrent
 from kernelwright.rewrites.templates import recurrent
 from kernelwright.rewrites.templates.recurrent import Layers, RecurrentKnobs
 from kernelwright.rewrites.tracing import load, trace

@@ -16,7 +16,7 @@ from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
-from kernelwright.rewrites import emit, fusion, products, recurrent, wrappers
+from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
@@ -29,6 +29,7 @@ from kernelwright.rewrites.graph import (
     value,
 )
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
+from kernelwright.rewrites.operators import attention, recurrent
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
@@ -82,6 +83,8 @@ class Recipe:
     """Whether kernels of convolutions may reduce their channels, and pool."""
     recurrent: bool = False
     """Whether LSTMs and GRUs are kernels that stay for all time steps."""
+    attention: bool = False
+    """Whether a kernel of our own computes attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class Workshop:
         return self.built[recipe]
 
     def _build(self, recipe: Recipe) -> BuiltRecipe | None:
-        changes = bool(recipe.rules or recipe.fuse or recipe.product or recipe.recurrent)
+        changes = bool(recipe.rules or recipe.fuse or recipe.product or recipe.recurrent or recipe.attention)
         if self.keeps_state and recipe.wrapper in wrappers.WITH_GRAPH:
             return None
         if self.is_erratic and (changes or recipe.wrapper not in wrappers.SAME_ROUNDING):
@@ -189,6 +192,10 @@ class Workshop:
             if not sum(recurrent.replace_recurrent(graph) for graph in graphs):
                 return "", ()
             fired.append(recurrent.PERSISTENT)
+        if recipe.attention:
+            if attention.clash(emit.reference_source(self.task.source)) or not attention.replace_attention(*graphs):
+                return "", ()
+            fired.append(attention.TILED)
         if recipe.fuse:
             foundry = fusion.Foundry(
                 self.device,
@@ -201,7 +208,7 @@ class Workshop:
                 foundry.fuse(graph)
             wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
             lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
-            if lacking or not (foundry.techniques or recipe.product or recipe.recurrent):
+            if lacking or not (foundry.techniques or recipe.product or recipe.recurrent or recipe.attention):
                 return "", ()
             fired += foundry.techniques
         techniques = tuple(dict.fromkeys(fired))
@@ -317,12 +324,20 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     """The fixed part of the plan."""
     always = frozenset(rule.name for rule in RULES if rule.always)
     whole = Recipe(always)
-    for technique in products.techniques_on(workshop.device):
+    attends: tuple[bool, ...] = (False,)
+    if workshop.device.startswith("cuda") and not attention.OPERATORS.isdisjoint(workshop.place.operators):
+        tiled_attention = replace(whole, fuse="all", attention=True)
+        attends = (True, False) if workshop.build(tiled_attention) else attends
+    for technique, attended in itertools.product(products.techniques_on(workshop.device), attends):
         # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands. A rule that
-        # leaves out half of a product by blocks of it leaves no product to split, and gains less.
-        split = Recipe(always - {"triangle-of-product"}, fuse="all", product=technique)
+        # leaves out half of a product by blocks of it leaves no product to split, and gains less. A technique that
+        # no search has used leaves a candidate's rank as it is, so that the plan decides: attention comes first.
+        split = Recipe(always - {"triangle-of-product"}, fuse="all", product=technique, attention=attended)
         yield split
         yield replace(split, wrapper="cuda-graph")
+    if True in attends:
+        yield tiled_attention
+        yield replace(tiled_attention, wrapper="cuda-graph")
     if products.builds_cuda(workshop.device):
         lasting = replace(whole, fuse="all", recurrent=True)
         yield lasting
@@ -417,6 +432,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         fusion.ONE_READ in techniques,
         not IN_TILE.isdisjoint(techniques),
         recurrent.PERSISTENT in techniques,
+        attention.TILED in techniques,
     )
 
 
@@ -428,7 +444,8 @@ def _derived(workshop: Workshop, recipe: Recipe) -> Iterator[Recipe]:
     if recipe.wrapper is None:
         for name in workshop.wrappers():
             # The rest is fused already, and dynamo cannot see through the launches of CUDA C++ of our own.
-            compiled = name.startswith("compile") and (recipe.product is not None or recipe.recurrent)
+            own = recipe.product is not None or recipe.recurrent or recipe.attention
+            compiled = name.startswith("compile") and own
             if name in wrappers.KEEPS_LAYOUT and not compiled:
                 yield replace(recipe, wrapper=name)
     for rule in RULES:
