@@ -350,7 +350,7 @@ def missed(task, low=0.97, name="1.5", **changes):
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_near_miss_is_measured_once_more_by_as_many_processes_as_settle_it_last_of_all(tmp_path, monkeypatch, holds):
+def test_a_near_miss_is_measured_once_more_by_as_many_processes_as_settle_it(tmp_path, monkeypatch, holds):
     """Task one comes near with its first candidate and far from it with its second; task two has a winner."""
     jobs = []
 
@@ -369,8 +369,8 @@ def test_a_near_miss_is_measured_once_more_by_as_many_processes_as_settle_it_las
     result = search(tmp_path, budget=4, judged=3)
     needed = missed(TASKS[0]).processes_to_settle
     assert 6 < needed <= schedule.SETTLING_PROCESSES
-    assert jobs[-1] == ("one", "1.5", needed)
-    assert [count for _, _, count in jobs[:-1]] == [3] * (len(jobs) - 1)
+    assert [job for job in jobs if job[2] != 3] == [("one", "1.5", needed)]
+    assert [job for job in jobs if job[0] == "one"][-1][2] == needed, "it is owed nothing else by then"
     assert {one["task"]: one["outcome"] for one in result.tasks} == {
         "one": "winner" if holds else "no-winner",
         "two": "winner",
@@ -378,6 +378,39 @@ def test_a_near_miss_is_measured_once_more_by_as_many_processes_as_settle_it_las
     jobs.clear()
     search(tmp_path, budget=4, judged=3)
     assert jobs == [], "whatever it was, it is settled"
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_near_miss_is_settled_before_what_gains_less_once_its_baselines_are_there(tmp_path, measured):
+    """The first candidate of `near` was a near miss; that of `won` is confirmed, and its second may be better."""
+    run = RunDirectory(tmp_path)
+    estimates = {"won": (2.0, 1.9), "small": (1.06,), "new": (1.4,), "near": (1.5,)}
+    tasks = {name: Task(id=name, source=f"{TASK.source}# {name}\n") for name in estimates}
+    for name, task in tasks.items():
+        for estimate in estimates[name]:
+            candidate = Candidate(source=f"# {name} {estimate}", policy="builtin", techniques=(str(estimate),))
+            run.append(screened_of(task, candidate, correct=True, estimate=estimate, spread=0.0))
+    run.append(missed(tasks["near"]))
+    won = {"task": "won", "task_sha256": tasks["won"].sha256, "policy": "builtin", "techniques": ("2.0",)}
+    run.append(accepted(1.2, "# won 2.0", confirms=True, **won))
+    suite = Suite("several", tuple(SuiteEntry(task) for task in tasks.values()))
+    search = searching.SuiteSearch(run, suite, BuiltinPolicy(), ["cpu"], Settings(), 4, 2, None, None)
+    for begun in (search._judging_begins, search._screening_over):
+        begun.set()
+    search._baselines_over.clear()
+    if measured:
+        search._baselines = {task.sha256: [] for task in tasks.values()}
+    order = []
+
+    class Takes(Judges):
+        def evaluate(self, jobs, stop=None):
+            for job in jobs:
+                order.append(job.task.id)
+                search._baselines_over.set() if len(order) == 3 else None
+                yield job, rejected(source=job.candidate.source, task=job.task.id, task_sha256=job.task.sha256)
+
+    search.judge(Takes([], None, 1, None))
+    assert order == (["new", "near", "small", "won"] if measured else ["new", "small", "won", "near"])
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ LEAST_GAIN = 1.05
 """What a task counts as whose best estimate is less, so that cheap ones still come first. Our choice."""
 _SHORTEST_LOOK_S = 1.0
 """Length of a look that counts for a shorter one: the judge has costs of its own. Our choice."""
+SETTLING_COST = 4.0
+"""Candidates that could be judged while one near miss is settled: 24 process triples take the place of six. Our choice."""
 _UNKNOWN_ROOM = 2.0
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""

@@ -6,7 +6,6 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 import threading
@@ -37,7 +36,7 @@ from kernelwright.search.bench import SAME, config_of, owed_in, require_baseline
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import TaskState, first_of_two, promise, room
+from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
@@ -257,8 +256,8 @@ class SuiteSearch:
     def judge(self, pool: JudgePool) -> None:
         """Judge what screened tasks are owed, those without a winner and the most promising first, until nothing is owed.
 
-        A task that is owed nothing else may be owed its best baseline: nobody should get less than that gives. Near misses
-        come last of all.
+        A task that is owed nothing else may be owed its best baseline, since nobody should get less than that gives, or
+        its near miss once more.
 
         It waits until nearly all are screened. Sixteen tasks that were screened beside six judges kept an H200 and its
         processor so busy that 28 candidates were judged in 12.7 minutes (results/2026-11-24-search-h200).
@@ -269,8 +268,9 @@ class SuiteSearch:
 
         def turn(state: TaskState) -> tuple[bool, bool, float]:
             # A better winner for one task is worth less than a first one for another. Once its baselines are measured,
-            # the best of them can be timed beside its winner.
-            return state.has_winner, state.task.sha256 not in self._baselines, -promise(state.screened)
+            # the best of them can be timed beside its winner. What settles a near miss takes as long as several candidates.
+            worth = promise(state.screened) / (1.0 if state.near_miss is None else SETTLING_COST)
+            return state.has_winner, state.task.sha256 not in self._baselines, -worth
 
         def key_of(job: Job) -> tuple[str, str]:
             return job.task.sha256, job.candidate.sha256
@@ -281,9 +281,7 @@ class SuiteSearch:
                     is_over = self._screening_over.is_set()
                     states = sorted(self._states.values(), key=turn)
                     able = [one for one in states if one.task.sha256 not in failed and (is_over or self._is_screened(one))]
-                    jobs: Iterator[Job | None] = map(self._job_for, able)
-                    if is_over and self._baselines_over.is_set():
-                        jobs = itertools.chain(jobs, map(self._settling, able))
+                    jobs = map(self._job_for, able)
                     job = next((one for one in jobs if one and key_of(one) not in at_work), None)
                     screened = sum(state.at_work for state in states)
                 busy = len(at_work) - pool.waiting
@@ -312,18 +310,17 @@ class SuiteSearch:
                 self._keep(job.task, found.model_copy(update={"confirms": stands}))
 
     def _job_for(self, state: TaskState) -> Job | None:
-        """A measurement that may stand, beside the best baseline where one is known by now, or the first of two."""
+        """A measurement that may stand, beside the best baseline where one is known by now, or the first of two; the best
+        baseline or a near miss where nothing else is owed."""
         if (one := state.owed(self._count)) is None:
-            floor = self._floor_of(state)
-            return Job(state.task, floor, self._settings) if floor is not None else None
+            if (floor := self._floor_of(state)) is not None:
+                return Job(state.task, floor, self._settings)
+            has_all = self._baselines_over.is_set() or state.task.sha256 in self._baselines
+            return settling_of(state, self._known(state), self._settings) if has_all else None
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         if not in_full:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
         return Job(state.task, one.candidate(), self._settings, rival_of(state.task, self._known(state)))
-
-    def _settling(self, state: TaskState) -> Job | None:
-        """A near miss once more, where a task is owed nothing else."""
-        return settling_of(state, self._known(state), self._settings) if self._job_for(state) is None else None
 
     def _floor_of(self, state: TaskState) -> Candidate | None:
         return floor_of(state, self._known(state))
