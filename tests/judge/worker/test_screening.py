@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +189,19 @@ def test_operations_take_the_time_of_a_product_in_the_task_s_own_type(dtype, tmp
     assert operations_us == pytest.approx(14.0 * (2 * 16 * 64 * 32) / (2 * 64**3))
     assert products == 5 * [(dtype, True)], "TF32 is allowed for all, and changes nothing for half precision"
     assert settings_of_products() == before
+
+
+def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, monkeypatch) -> None:
+    harness = made_in(tmp_path, PRODUCT.replace("DTYPE", "float32"))
+    # What comes after the flush asks for the kind of device alone.
+    monkeypatch.setattr(screening, "CacheFlush", lambda *_: setattr(harness, "device", SimpleNamespace(type="cuda")))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(harness, "_bytes_per_us", lambda: 4.0)
+    monkeypatch.setattr(harness, "_operations_per_us", lambda dtype: 8.0)
+    found = harness.op_truth({})
+    assert found["least_us"] == 4 * (16 * 64 + 16 * 32) / 4.0
+    assert found["operations_us"] == 2 * 16 * 64 * 32 / 8.0
+    assert found["reference_us"] > 0.0
 
 
 @pytest.mark.parametrize("chosen", ["highest", "high", "medium", None])
