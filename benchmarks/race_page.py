@@ -41,7 +41,7 @@ def row(line: Line) -> str:
     return f"| {line['task']} | {us} | {interval(line)} | {best} | {beside} | {near} | {how} |"
 
 
-HEAD = """| task | eager, us | over eager | best baseline, over eager | over it | of memory's speed | how, or why not |
+HEAD = """| task | eager, us | over eager | best baseline, over eager | over it | of the roofline | how, or why not |
 |---|---:|---:|---:|---:|---:|---|"""
 
 
@@ -67,7 +67,7 @@ def headline(summary: Mapping[str, Any], group: str) -> list[str]:
         "geomean_vs_cuda_l1": "geomean over these",
         "tasks_vs_cuda_l1_same_gpu": "of these with winner and kernel on the same kind of GPU",
         "geomean_vs_cuda_l1_same_gpu": "geomean over those",
-        "median_roofline_share": "median share of memory's speed",
+        "median_roofline_share": "median share of the roofline",
         "screened_only_estimates": "estimates of what is screened only, no result",
     }  # fmt: skip
     lines = [
@@ -255,7 +255,10 @@ drop-in: eager, `torch.compile`, a CUDA graph whose output the next call leaves 
 without a winner counts as the reference. `kernelwright rescore` computes each number again from the runs that are linked.
 
 - *certainly ahead* or *behind*: the interval of the ratio lies above or below 1; *within noise*: it holds 1.
-- *of memory's speed*: the time in which the GPU writes as many bytes as inputs and outputs have, as a share of the winner's.
+- *of the roofline*, which older tables call *of memory's speed*: the roofline's time as a share of the winner's, or of
+  eager's without a winner. It is the longer of two times: moving inputs and outputs once, and the operations of the
+  reference's products, convolutions and attention at the rate of a large product (TF32 for float32), where the run recorded
+  it. Runs before 2026-11-27 recorded bytes alone. A rewrite that avoids operations can have more than 100 %.
 
 {MARKS[0]}
 {MARKS[1]}

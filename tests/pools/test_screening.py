@@ -211,7 +211,7 @@ def test_the_reference_makes_way_for_those_who_measure_and_is_not_ended_for_it(m
 
         def request(self, op, limit_s, **_):
             asked.append((op, self.is_trusted))
-            return {"least_us": 1.0, "reference_us": 2.0}
+            return {"least_us": 1.0, "operations_us": 3.0, "reference_us": 2.0}
 
     monkeypatch.setattr(screening, "Worker", FakeWorker)
     zygotes = SimpleNamespace(keep_off=lambda core: None)
@@ -230,6 +230,12 @@ def test_the_reference_makes_way_for_those_who_measure_and_is_not_ended_for_it(m
     assert asked == [("task", True), ("gate", True), ("truth", True), "left"]
     assert not worker.is_trusted, "candidates' code runs in it from now on"
     assert process._reference_us == 2.0
+    monkeypatch.setattr(process, "_started", lambda compiling: worker)
+    monkeypatch.setattr(process, "_look", lambda *_: {"correct": True})
+    monkeypatch.setattr(process, "_make_ready", lambda worker: None)
+    process._pool.wants_compiler = lambda source: False
+    found = process.screen(Candidate(source=""))
+    assert (found.least_us, found.operations_us) == (1.0, 3.0)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_every_mark_lies_inside_the_picture(speedups):
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=1, max_size=20))
-def test_a_task_at_the_memorys_speed_lies_on_the_line_and_every_task_inside(pairs):
+def test_a_task_at_the_roofline_lies_on_the_line_and_every_task_inside(pairs):
     points = [RooflinePoint("", "improvement", "x", distance, speedup) for distance, speedup in [*pairs, (1.0, 1.0)]]
     svg = speedups_against_roofline(points)
     width, height = map(float, parsed(svg).get("viewBox").split()[2:])

@@ -250,7 +250,7 @@ def test_a_search_says_how_its_best_stands_against_the_baselines(tmp_path, compi
     assert "Baselines over eager" not in page_of(tmp_path / "without", [winner]).text
 
 
-def test_decided_tasks_are_drawn_by_their_distance_from_the_memorys_speed_and_linked_with_their_winner(tmp_path):
+def test_decided_tasks_are_drawn_by_their_distance_from_the_roofline_and_linked_with_their_winner(tmp_path):
     winner = accepted("a", 2.0)
     run = write_run(tmp_path, [rejected("b", Reason.WRONG_OUTPUT), winner])
     roofline = {"least_us": 10.0, "reference": 0.1, "winner": 0.2}
@@ -266,8 +266,15 @@ def test_decided_tasks_are_drawn_by_their_distance_from_the_memorys_speed_and_li
     text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     chart = text.partition('<svg class="chart roofline"')[2].partition("</svg>")[0]
     assert chart.count("<circle") == 2, "what is decided and has a distance"
-    assert f'<a href="#e2"><title>{winner.task}: 2.00x (1.90 to 2.10); eager takes 10× the memory' in chart
+    assert f'<a href="#e2"><title>{winner.task}: 2.00x (1.90 to 2.10); eager takes 10× the roofline' in chart
     assert "&lt;b&gt;: no winner, rejected: wrong-output 1" in chart
+    bytes_alone, both = "this run did not count operations", "A rewrite that avoids operations may lie above it."
+    assert bytes_alone in text
+    assert both not in text
+    run.write_json("table.json", {"tasks": [*tasks, tasks[0] | {"roofline": roofline | {"operations_us": 30.0}}]})
+    text = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert both in text
+    assert bytes_alone not in text
     for other in ({"tasks": 3}, {"tasks": [3, {}]}):
         run.write_json("table.json", other)
         assert 'class="chart roofline"' not in write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")

@@ -73,6 +73,7 @@ class ScreeningProcess:
         self._gate = DeviceGate(pool.where, pool.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
         self._least_us: float | None = None
+        self._operations_us: float | None = None
         self._reference_us: float | None = None
         self._starting = threading.Lock()
 
@@ -104,6 +105,7 @@ class ScreeningProcess:
             candidate,
             **found,
             least_us=self._least_us,
+            operations_us=self._operations_us,
             device=pool.device,
             started=began,
             elapsed_s=round(time.monotonic() - start_s, 3),
@@ -171,7 +173,8 @@ class ScreeningProcess:
                 raise DeviceError(f"Wanted to screen candidates of {pool.task.id}; {failure}") from failure
             raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
         worker.spec = replace(spec, role="candidate")  # candidates' code runs in it from now on
-        self._least_us, self._reference_us = answer.get("least_us"), answer.get("reference_us")
+        self._least_us, self._operations_us = answer.get("least_us"), answer.get("operations_us")
+        self._reference_us = answer.get("reference_us")
         return worker
 
     def _make_ready(self, worker: Worker) -> None:

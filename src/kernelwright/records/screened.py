@@ -64,6 +64,9 @@ class Screened(BaseModel):
     """Median latency per call, microseconds."""
     least_us: float | None = None
     """Time that the device takes to move the task's inputs and outputs once, microseconds."""
+    operations_us: float | None = None
+    """Time that the device takes for the products, convolutions and attention of one call of the reference, at its measured
+    rate of a large product, microseconds; None where that is unknown."""
     policy: str = "file"
     techniques: tuple[str, ...] = ()
     parent: str | None = None
@@ -79,7 +82,10 @@ class Screened(BaseModel):
 
     @property
     def is_beyond_roofline(self) -> bool:
-        """Whether it claims less time than moving the inputs and outputs takes."""
+        """Whether it claims less time than moving the inputs and outputs takes.
+
+        Operations have no part in it: algebra may avoid them, and no candidate avoids the bytes.
+        """
         return self.candidate_us is not None and self.least_us is not None and self.candidate_us < self.least_us
 
     @property

@@ -49,14 +49,14 @@ class EstimatePoint:
 
 @dataclass(frozen=True, slots=True)
 class RooflinePoint:
-    """One decided task of a suite, by how far eager is from the memory's speed."""
+    """One decided task of a suite, by how far eager is from the roofline."""
 
     anchor: str
     """Id in the page of the winner's evaluation; empty where the page has none."""
     state: str
     label: str
     distance: float
-    """Eager's latency over the time in which the GPU writes as many bytes as inputs and outputs have."""
+    """Eager's latency over the roofline's time."""
     speedup: float
     """Speedup over eager of what the user gets; 1 without a winner."""
 
@@ -222,18 +222,18 @@ def estimates_against_verdicts(points: Sequence[EstimatePoint]) -> Markup:
 
 
 def speedups_against_roofline(points: Sequence[RooflinePoint]) -> Markup:
-    """Distance of eager from the memory's speed, to the right, against the speedup over eager, upwards."""
+    """Distance of eager from the roofline, to the right, against the speedup over eager, upwards."""
     height, bottom = 320.0, 288.0
     across = _padded([one.distance for one in points], LEFT, WIDTH - RIGHT)
     up = _padded([one.speedup for one in points], bottom - 12, TOP)
     body = [*_vertical_grid(across, bottom), *_horizontal_grid(up), _diagonal(across, up)]
     for one in points:
         x, y = _number(across.at(one.distance)), _number(up.at(one.speedup))
-        hover = escape(f"{one.label}; eager takes {one.distance:.4g}× the memory's time")
+        hover = escape(f"{one.label}; eager takes {one.distance:.4g}× the roofline's time")
         mark = f'<title>{hover}</title><circle class="mark {one.state}" cx="{x}" cy="{y}" r="4"/>'
         body.append(f'<a href="#{escape(one.anchor)}">{mark}</a>' if one.anchor else f"<g>{mark}</g>")
-    about = f"{len(points)} tasks, eager's distance from the memory's speed to the right, speedups upwards."
-    return _figure("roofline", "Speedups against the distance from the memory's speed", about, height, body)
+    about = f"{len(points)} tasks, eager's distance from the roofline to the right, speedups upwards."
+    return _figure("roofline", "Speedups against the distance from the roofline", about, height, body)
 
 
 def _padded(values: Sequence[float], start: float, end: float) -> _LogAxis:

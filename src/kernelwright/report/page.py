@@ -99,6 +99,7 @@ def render(run: RunDirectory) -> str:
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
         roofline=_roofline(table, rows),
+        counts_operations=any(_object(line["roofline"]).get("operations_us") is not None for line in _with_roofline(table)),
         matrix=matrix(groups),
         screened=screened_section(screened, rows),
         spent=time_spent(screened, rows),
@@ -250,9 +251,13 @@ def _tables(value: Any) -> list[dict[str, Any]]:
 
 def _roofline(value: Any, rows: Sequence[EvaluationRow]) -> Markup | None:
     """The scatter of the tasks in `table.json`; None for anything else."""
+    return roofline_scatter(_with_roofline(value), rows)
+
+
+def _with_roofline(value: Any) -> list[dict[str, Any]]:
+    """The tasks in `table.json` that have a roofline."""
     listed = _object(value).get("tasks")
-    lines = [line for line in map(_object, listed if isinstance(listed, list) else []) if line.get("roofline")]
-    return roofline_scatter(lines, rows)
+    return [line for line in map(_object, listed if isinstance(listed, list) else []) if line.get("roofline")]
 
 
 def _statistics_line(row: dict[str, Any], numbers: dict[str, Any]) -> dict[str, str]:

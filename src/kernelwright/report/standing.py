@@ -180,17 +180,24 @@ def _counted(reasons: Iterable[Any]) -> str:
 
 
 def _shares(result: TaskResult, screened: Sequence[Screened]) -> dict[str, float | None] | None:
-    """Time that moving inputs and outputs once takes, and its share of the reference's and winner's; None if unknown."""
+    """The roofline's two times, and the longer one's share of the reference's and the winner's; None if unknown.
+
+    The times are those of moving inputs and outputs once, and of the operations, which older runs did not record.
+    """
     known = [one.least_us for one in screened if one.least_us]
     if not known:
         return None
     least_us, found = median(known), result.evaluation
+    counted = [one.operations_us for one in screened if one.operations_us is not None]
+    operations_us = median(counted) if counted else None
+    roofline_us = max(least_us, operations_us or 0.0)
     reference_us = result.baselines_us().get(REFERENCE)
     winner_us = found.paired_us if found is not None and found.accepted else None
     return {
         "least_us": least_us,
-        "reference": least_us / reference_us if reference_us else None,
-        "winner": least_us / winner_us if winner_us else None,
+        "operations_us": operations_us,
+        "reference": roofline_us / reference_us if reference_us else None,
+        "winner": roofline_us / winner_us if winner_us else None,
     }
 
 
@@ -201,7 +208,7 @@ def task_table(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def roofline_scatter(lines: Sequence[Mapping[str, Any]], rows: Sequence[EvaluationRow]) -> Markup | None:
-    """The decided tasks by their distance from the memory's speed, each linked with its winner; None where none is known.
+    """The decided tasks by their distance from the roofline, each linked with its winner; None where none is known.
 
     Args:
         lines: Tasks in `table.json` that have a `roofline`.
@@ -242,7 +249,7 @@ def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
     }
     if with_roofline:
         share = (line["roofline"] or {}).get("winner" if won else "reference")
-        cells["Of memory's speed"] = f"{100 * share:.0f} %" if share else "-"
+        cells["Of the roofline"] = f"{100 * share:.0f} %" if share else "-"
     why = line["reason"]
     if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]:
         why += f"; estimated at {line['estimate']:.2f}x, which is no result"

@@ -60,11 +60,12 @@ def promise(screened: Sequence[Screened]) -> float:
 
 
 def room(screened: Sequence[Screened]) -> float:
-    """How much faster than its best candidate a task could be, by the roofline, and by how much estimates differ."""
+    """How much faster than its best candidate a task could be, by its bytes, and by how much estimates differ."""
     order = ranked(screened)
     if not order or not order[0].least_us or not order[0].candidate_us:
         return _UNKNOWN_ROOM
     differ = median(abs((one.estimate or 1.0) / (order[0].estimate or 1.0) - 1.0) for one in order)
+    # Operations do not count: algebra may avoid them.
     return max(1.0, order[0].candidate_us / order[0].least_us) * (1.0 + differ)
 
 

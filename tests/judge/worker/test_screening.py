@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 from kernelwright.judge import Settings
 from kernelwright.judge.worker import screening
-from kernelwright.judge.worker.screening import ScreeningHarness
+from kernelwright.judge.worker.process_state import global_state
+from kernelwright.judge.worker.screening import ScreeningHarness, product_dtype
 from kernelwright.records import Task
 
 SOURCE = """
@@ -135,3 +138,127 @@ def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harnes
 )
 def test_only_what_speaks_of_cudnn_on_a_gpu_wants_a_thread(source: str, device: str, wanted: bool) -> None:
     assert screening.wants_own_thread(source, torch.device(device)) is wanted
+
+
+PRODUCT = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 32, dtype=torch.DTYPE)
+    def forward(self, x):
+        return self.layer(x)
+
+def get_inputs():
+    return [torch.randn(16, 64, dtype=torch.DTYPE)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def settings_of_products() -> tuple[object, ...]:
+    """Those that the worker compares around a candidate, and those behind them."""
+    backends = torch.backends
+    precisions = backends.fp32_precision, backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
+    return global_state(), backends.cuda.matmul.allow_tf32, *precisions
+
+
+@pytest.fixture
+def products(monkeypatch) -> list[tuple[torch.dtype, bool]]:
+    """Type of each measured product, and whether TF32 was allowed in it."""
+    made, mm = [], torch.mm
+
+    def seen(one, other, **changes):
+        made.append((one.dtype, torch.backends.cuda.matmul.allow_tf32))
+        assert one.shape == other.shape == (64, 64)
+        return mm(one, other, **changes)
+
+    monkeypatch.setattr(screening, "_PRODUCT_SIDE", 64)
+    monkeypatch.setattr(screening.torch, "mm", seen)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_operations_take_the_time_of_a_product_in_the_task_s_own_type(dtype, tmp_path, products) -> None:
+    harness = made_in(tmp_path, PRODUCT.replace("DTYPE", str(dtype).removeprefix("torch.")))
+    harness.clock = SharedDevice()
+    before = settings_of_products()
+    operations_us = harness._operations_us(harness._posed[0])
+    assert operations_us == pytest.approx(14.0 * (2 * 16 * 64 * 32) / (2 * 64**3))
+    assert products == 5 * [(dtype, True)], "TF32 is allowed for all, and changes nothing for half precision"
+    assert settings_of_products() == before
+
+
+def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, monkeypatch) -> None:
+    harness = made_in(tmp_path, PRODUCT.replace("DTYPE", "float32"))
+    # What comes after the flush asks for the kind of device alone.
+    monkeypatch.setattr(screening, "CacheFlush", lambda *_: setattr(harness, "device", SimpleNamespace(type="cuda")))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(harness, "_bytes_per_us", lambda: 4.0)
+    monkeypatch.setattr(harness, "_operations_per_us", lambda dtype: 8.0)
+    found = harness.op_truth({})
+    assert found["least_us"] == 4 * (16 * 64 + 16 * 32) / 4.0
+    assert found["operations_us"] == 2 * 16 * 64 * 32 / 8.0
+    assert found["reference_us"] > 0.0
+
+
+@pytest.mark.parametrize("chosen", ["highest", "high", "medium", None])
+def test_the_rate_of_products_leaves_every_setting_as_it_was(chosen, harness, products) -> None:
+    flags = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    kept = torch.get_float32_matmul_precision(), [one.fp32_precision for one in flags]
+    try:
+        torch.set_float32_matmul_precision(chosen or "highest")
+        if chosen is None:
+            flags[0].fp32_precision = "none"  # as in a new process, where nobody has chosen
+        before = settings_of_products()
+        harness._operations_per_us(torch.float32)
+        assert products == 5 * [(torch.float32, True)]
+        assert settings_of_products() == before
+    finally:
+        torch.set_float32_matmul_precision(kept[0])
+        for one, precision in zip(flags, kept[1], strict=True):
+            one.fp32_precision = precision
+
+
+def test_without_products_there_is_nothing_to_time_and_without_a_rate_no_time(tmp_path, harness, products) -> None:
+    assert harness._operations_us(harness._posed[0]) == 0.0
+    double = made_in(tmp_path, PRODUCT.replace("DTYPE", "float64"))
+    assert double._operations_us(double._posed[0]) is None
+    assert not products
+
+
+def test_an_operator_that_the_counter_cannot_run_is_no_failure_of_the_task(tmp_path, monkeypatch, products) -> None:
+    harness = made_in(tmp_path, PRODUCT.replace("DTYPE", "float32"))
+
+    def fails(*given, **more):
+        raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, fails)
+        assert harness._operations_us(harness._posed[0]) is None
+    assert not products
+    full = RuntimeError("CUDA error: out of memory")
+    monkeypatch.setattr(harness, "_reference", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(screening, "device_is_full", lambda error: error is full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        harness._operations_us(harness._posed[0])
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "wanted"),
+    [
+        (["float32"], torch.float32),
+        (["float32", "int64"], torch.float32),
+        (["float32", "bfloat16"], torch.bfloat16),
+        (["float32", "float64"], torch.float32),
+        (["float64"], None),
+        (["complex64"], None),
+        (["float8_e4m3fn", "float16"], None),
+        (["int64", "bool"], None),
+        ([], None),
+    ],
+)
+def test_mixed_types_take_the_rate_of_the_narrowest(dtypes, wanted) -> None:
+    assert product_dtype([torch.empty(1, dtype=getattr(torch, name)) for name in dtypes]) is wanted

@@ -1,13 +1,17 @@
-"""Finds which of PyTorch's operators a call runs."""
+"""Finds which of PyTorch's operators a call runs, and counts the arithmetic of its products."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.profiler import ExecutionTraceObserver
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _FREE = """
     empty empty_like empty_strided new_empty zeros zeros_like zero_ fill_ view _unsafe_view reshape as_strided t
@@ -39,3 +43,82 @@ def operators_of(call: Callable[[], object], folder: Path) -> set[str]:
     names = {node["name"] for node in json.loads(path.read_bytes())["nodes"]}
     path.unlink()
     return {name for name in names if name.startswith("aten::")}
+
+
+def operations_of(call: Callable[[], object]) -> int:
+    """Floating-point operations of a call's products of matrices, convolutions, recurrent layers and attention.
+
+    A multiplication and an addition are two. Pointwise work, reductions and kernels that are no PyTorch operators count
+    nothing, nor do products inside of other operators, such as `cdist` and `bilinear`. A causal mask saves nothing here.
+
+    Raises:
+        Exception: whatever the call raises, or an operator that cannot run while it is counted.
+    """
+    # It takes a tenth of a second, and only a screening process on a GPU counts.
+    from torch.utils.flop_counter import flop_registry
+
+    aten = torch.ops.aten
+    formulas = flop_registry | {
+        aten.addbmm: _summed_products,
+        aten._cudnn_rnn: _cudnn_recurrent,
+        aten.mkldnn_rnn_layer: _mkldnn_recurrent,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    }
+    # On its fast path a transformer's layer is one operator, whose parts nobody sees.
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    counter = _Counter(formulas)
+    try:
+        with counter:
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return counter.operations
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up what PyTorch's formulas say of each operator.
+
+    PyTorch's `FlopCounterMode` does the same by modules. Its first operator imports torch.compile, which takes a second.
+    """
+
+    def __init__(self, formulas: Mapping[Any, Callable[..., int]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+        self._formulas = formulas
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # this is what imports torch.compile
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is None:
+            with self:  # the parts of a composite operator count
+                result = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs)
+        self.operations += formula(*args, **kwargs, out_val=result)
+        return result
+
+
+def _summed_products(summand: torch.Tensor, one: torch.Tensor, other: torch.Tensor, **_: Any) -> int:
+    return 2 * one.numel() * other.shape[-1]
+
+
+def _cudnn_recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+    return _recurrent(inputs, weights)
+
+
+def _mkldnn_recurrent(inputs: torch.Tensor, *rest: Any, **_: Any) -> int:
+    return _recurrent(inputs, rest[:4])
+
+
+def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
+    """Every matrix of weights meets each step of each row of the batch once; packed inputs hold these in one dimension."""
+    return 2 * math.prod(inputs.shape[:-1]) * sum(weight.numel() for weight in weights if weight.dim() == 2)
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])

@@ -6,13 +6,14 @@ can forge every answer: what it says is an estimate, never a verdict (`records.s
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.worker.harness import Harness
-from kernelwright.judge.worker.operators import operators_of
+from kernelwright.judge.worker.operators import operations_of, operators_of
 from kernelwright.judge.worker.outputs import OutputMetadata, walk
 from kernelwright.judge.worker.process_state import global_state, library_functions
 from kernelwright.judge.worker.structure import flatten, unflatten
@@ -51,6 +52,10 @@ SHORT_CALL_US, SERIES = 20.0, 8
 """Latency on a processor below which so many calls are timed together: its clock costs a good part of a microsecond."""
 WARMUP = 3
 _BANDWIDTH_BYTES = 256 << 20
+_PRODUCT_SIDE = 4096
+"""Rows and columns of the product whose rate is measured. Our choice."""
+_PRODUCT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types of tensors whose products tensor cores take, float32 as TF32."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _Result = TypeVar("_Result")
 
@@ -115,12 +120,13 @@ class ScreeningHarness(Harness):
         self._start_reference()
         self._flush = CacheFlush(self.device, FLUSH_BYTES_ON_CPU)
         size += sum(spec.span_bytes for spec in facts.shapes.outputs)
-        least_us = reference_us = None
+        least_us = operations_us = reference_us = None
         if self.device.type == "cuda":
             least_us, reference_us = size / self._bytes_per_us(), self._whole_us(own)
+            operations_us = self._operations_us(self._posed[0])
             torch.cuda.empty_cache()
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
-        return {"least_us": least_us, "reference_us": reference_us}
+        return {"least_us": least_us, "operations_us": operations_us, "reference_us": reference_us}
 
     def _whole_us(self, inputs: list[Any]) -> float:
         """Time of a call of the reference until the device rests, microseconds; about, since others may be at work there."""
@@ -133,15 +139,43 @@ class ScreeningHarness(Harness):
     def _bytes_per_us(self) -> float:
         """Bandwidth of the device's memory. A processor has none that holds: its caches are not emptied."""
         buffer = torch.empty(_BANDWIDTH_BYTES, dtype=torch.uint8, device=self.device)
+        return _BANDWIDTH_BYTES / self._fastest_us(buffer.fill_)
+
+    def _operations_us(self, posed: _Posed) -> float | None:
+        """Time of the reference's products, convolutions and attention at the rate of a large product, microseconds.
+
+        None where they cannot be counted, or where their type has no such rate.
+        """
+        inputs = posed.question.inputs
+        try:
+            operations = operations_of(lambda: self._call_reference(inputs, posed.seed))
+        except OutOfDomainError:
+            # The reference has answered these inputs before: one of its operators cannot run while it is counted.
+            return None
+        if not operations:
+            return 0.0
+        dtype = product_dtype([*tensors_of(inputs), *self._state.values()])
+        return operations / self._operations_per_us(dtype) if dtype else None
+
+    def _operations_per_us(self, dtype: torch.dtype) -> float:
+        """Rate of a large product, float32 as TF32; kernels that keep its accuracy take several such products for one."""
+        side, generator = _PRODUCT_SIDE, self._facts.generator
+        one, other = (torch.randn(side, side, dtype=dtype, device=self.device, generator=generator) for _ in range(2))
+        result = torch.empty_like(one)
+        with _tf32_in_products():
+            return 2 * side**3 / self._fastest_us(lambda _: torch.mm(one, other, out=result))
+
+    def _fastest_us(self, work: Callable[[int], object]) -> float:
+        """Least latency of five calls, each with its number."""
         took_us = []
         for number in range(5):
             self.clock.ready()
             self.clock.start()
-            buffer.fill_(number)
+            work(number)
             self.clock.stop()
             self.clock.settle()
             took_us.append(self.clock.elapsed_us())
-        return _BANDWIDTH_BYTES / min(took_us)
+        return min(took_us)
 
     def _operators(self, live: LiveTask) -> list[str]:
         inputs = live.inputs(secret_seed(), self.device)
@@ -367,6 +401,33 @@ def harness(config: dict[str, Any], files: list[int]) -> ScreeningHarness:
 def wants_own_thread(source: str, device: torch.device) -> bool:
     """Whether a candidate's text speaks of cuDNN, whose plans are kept for each thread. A processor's threads cost more."""
     return device.type == "cuda" and "cudnn" in source
+
+
+def product_dtype(tensors: list[torch.Tensor]) -> torch.dtype | None:
+    """Type whose products are timed for a task: the narrowest of its tensors', so that mixed ones get the higher rate.
+
+    None where tensor cores have no rate for it, or this module does not know how to measure it.
+    """
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()}
+    narrowest = min(dtypes, key=lambda dtype: dtype.itemsize, default=None)
+    return narrowest if narrowest in _PRODUCT_DTYPES else None
+
+
+@contextlib.contextmanager
+def _tf32_in_products() -> Iterator[None]:
+    """Allow TF32 in products of float32, and leave every setting as it was."""
+    if torch.get_float32_matmul_precision() != "highest":
+        yield  # it is allowed already
+        return
+    products = torch.backends.cuda.matmul
+    # The older flag alone would leave "ieee" behind, where nothing was chosen before.
+    precision = products.fp32_precision
+    products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        products.allow_tf32 = False
+        products.fp32_precision = precision
 
 
 def _refused(reason: Reason, detail: str) -> dict[str, Any]:
