@@ -51,10 +51,12 @@ def publish(run: Run, target: Path, keeps_sources: bool = True) -> None:
         target: Folder of the copy.
         keeps_sources: Whether these tasks keep theirs; without them the copy is smaller and no search goes on with it.
     """
+    packed, is_there = run.path / "evaluations.jsonl.gz", run.path.resolve() == target.resolve()
+    if is_there and packed.exists():
+        return  # a published run stays as it is, to the byte
     open_tasks = run.open_tasks() if keeps_sources else set()
-    if run.path.resolve() != target.resolve():  # a published run stays where it is
+    if not is_there:
         copy_plain(run.path, target, PLAIN)
-    packed = run.path / "evaluations.jsonl.gz"
     write_packed(target, "evaluations.jsonl", packed.read_bytes() if packed.exists() else packed_bytes(run.evaluations_path))
     estimates = "".join(
         (one if one.task in open_tasks else one.model_copy(update={"source": ""})).model_dump_json() + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import json
 
@@ -109,6 +110,10 @@ def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_p
     race_summary.main([str(out / "race"), "--out", str(tmp_path / "again"), "--without-sources", "race"])
     assert json.loads((tmp_path / "again" / "summary.json").read_text()) == found
     assert not any(one.source for one in RunDirectory(tmp_path / "again" / "race").screened())
+    # Records of an earlier version lack a field.
+    packed = out / "race" / "screened.jsonl.gz"
+    older = gzip.decompress(packed.read_bytes()).replace(b'"operations_us":null,', b"")
+    packed.write_bytes(gzip.compress(older, mtime=0))
     kept = {path.name: path.read_bytes() for path in (out / "race").iterdir()}
     race_summary.main([str(out / "race"), "--out", str(out)])
     assert {path.name: path.read_bytes() for path in (out / "race").iterdir()} == kept, "its own copy is an input too"
