@@ -45,34 +45,42 @@ class ConvolutionKernel(TritonKernel):
         units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
         across = self.program.logical[2:] if pooled else units
         positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
-        phased = [dim for dim in range(rank) if strides[dim] > 1]
-        apart = [] if pooled else phased  # whose phases are tasks of their own; a tile of windows has them all
+        # Dimensions whose phases are tasks of their own; a tile of windows has them all.
+        apart = [] if pooled else [dim for dim in range(rank) if strides[dim] > 1]
         body = [
             f"task = tl.program_id(0).to({self._index_type()})",
             f"blocks = ({outputs} + CHANNELS - 1) // CHANNELS",
-            "channel = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
+            "channel = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[:, None]",
+            "filters = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
             "task = task // blocks",
             *([f"group = task % {found.groups}", f"task = task // {found.groups}"] if found.groups > 1 else ["group = 0"]),
             f"i1 = group * {outputs} + channel",
         ]
         for dim in reversed(apart):
             body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
-        letter = "q" if pooled else "u"
-        body += [
-            "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
-            f"in_points, in_channels = point < {positions}, channel < {outputs}",
-            *self._split(
-                [Dim(size, ()) for size in (sizes[0], *across)], ["i0", *(f"{letter}{dim}" for dim in range(rank))], "point"
-            ),
-        ]
+        names = ["i0", *(f"{'q' if pooled else 'u'}{dim}" for dim in range(rank))]
+
+        def places(index: str) -> list[str]:
+            """Indices of a tile's positions along one of its dimensions.
+
+            Products have them along the first, as tensor cores want many rows. What follows has them along the last: there
+            Triton puts neighbouring threads where it does not see which values are neighbours in memory.
+            """
+            return [
+                f"point = task * POINTS + tl.arange(0, POINTS){index}",
+                f"in_points = point < {positions}",
+                *self._split([Dim(size, ()) for size in (sizes[0], *across)], names, "point"),
+            ]
+
+        body += [f"in_channels = channel < {outputs}", *places("[:, None]")]
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
         statements = Statements(self, 0, "in_tile", masks)
         after = statements.steps()
         if pooled:
             body += self._places(pooled, strides, [*self._products(found, units, positions), *statements.inner])
-            body += [f"i{dim + 2} = q{dim}" for dim in range(rank)]
+            body += [*places("[None, :]"), *(f"i{dim + 2} = q{dim}" for dim in range(rank))]
         else:
-            body += self._products(found, units, positions)
+            body += [*self._products(found, units, positions), *places("[None, :]")]
             for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
                 body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
                 body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
@@ -80,7 +88,7 @@ class ConvolutionKernel(TritonKernel):
         inputs = shape(found.source)[1] // found.groups
         long_steps = rank == 2 and (inputs % 32 == 0 or inputs % LEAST_SUM > 0)
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
-        choices = self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0, long_steps=long_steps)
+        choices = self._choices(outputs, long_steps=long_steps)
         if pooled:  # places of a window take as many registers again as those of a tap
             tiles = ((max(64, points // 2), *rest) for points, *rest in choices["tile"])
             choices |= {"tile": (*dict.fromkeys(tiles), choices["tile"][0])}
@@ -102,11 +110,10 @@ class ConvolutionKernel(TritonKernel):
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{chosen}({', '.join([*names, *outs])})"])])
 
     @staticmethod
-    def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
+    def _choices(outputs: int, *, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
         channels = max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
-        # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
-        points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
+        points = 256 if channels <= 32 else 128
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
         if not long_steps or channels < 64:
             return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
@@ -121,7 +128,7 @@ class ConvolutionKernel(TritonKernel):
         is_row = isinstance(operand, int) and self.program.levels()[operand] == ROW
         neutral = self.neutral[POOLERS[self._name_of(index)]]
         lines = [
-            f"best = tl.full([POINTS, {1 if is_row else 'CHANNELS'}], {neutral}, tl.float32)",
+            f"best = tl.full([{1 if is_row else 'CHANNELS'}, POINTS], {neutral}, tl.float32)",
             f"for spot in range(0, {math.prod(pooled.window)}):",
         ]
         inner, rest = [], "spot"
@@ -151,9 +158,14 @@ class ConvolutionKernel(TritonKernel):
             scale = phases[0].scale
             lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
         channels = sizes[1] // found.groups
+        # In rows of an odd length Triton does not see neighbours in memory, and gives neighbouring threads channels. How
+        # many values a thread reads at once still follows from what divides an address, and that divides the length of
+        # a row: none reads beyond a row's end.
+        adjacent = every[-1][0].scale == 1 and strides[-1] == 1 and self.program.pooled is None
         lines += [
             f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
+            *(["begin = tl.max_contiguous(begin, [POINTS, 1])"] if adjacent else []),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
@@ -188,19 +200,20 @@ class ConvolutionKernel(TritonKernel):
         place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
         masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         loop.append(f"inputs = tl.load({place}{masked})")
+        outputs = shape(found.weight)[1 if found.transposed else 0] // (1 if found.transposed else found.groups)
         if found.transposed:
-            row = f"(c_channel + group * {channels}) * {weights[0]} + channel * {weights[1]}"
+            row = f"(c_channel + group * {channels}) * {weights[0]} + filters * {weights[1]}"
         else:
-            row = f"c_channel * {weights[1]} + i1 * {weights[0]}"
+            row = f"c_channel * {weights[1]} + (group * {outputs} + filters) * {weights[0]}"
         if not (found.transposed or by_taps) and weights == contiguous_strides(shape(found.weight)):
-            place = f"i1 * {weights[0]} + c"
+            place = f"(group * {outputs} + filters) * {weights[0]} + c"
         else:
             taps = [
                 f"(first{dim} + {column_tap}{dim} * {phases[0].step}) * {weights[dim + 2]}"
                 for dim, phases in enumerate(every)
             ]
             place = " + ".join([row, *taps])
-        loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & in_channels, other=0.0)")
+        loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & (filters < {outputs}), other=0.0)")
         loop += [
             "if TF32:",
             '    acc = tl.dot(_to_tf32(inputs), _to_tf32(weights), acc, input_precision="tf32")',
@@ -208,7 +221,7 @@ class ConvolutionKernel(TritonKernel):
             # Tensor cores cut off bits where they add to an accumulator of their own.
             '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
         ]
-        return [*lines, *(f"    {line}" for line in loop)]
+        return [*lines, *(f"    {line}" for line in loop), "acc = tl.trans(acc)"]
 
 
 def _indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:

@@ -98,7 +98,7 @@ class Statements:
             elif step.name in REDUCERS:
                 given = named(kernel._reduced(index))
                 given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
-                names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
+                names[index] = self.name(kernel._whole_tile(index, given, "axis=0, keep_dims=True").partition(" = ")[2], "v")
             else:
                 names[index] = self.name(text, "v")
         dense = contiguous_strides(program.logical)
