@@ -160,8 +160,9 @@ class ConvolutionKernel(TritonKernel):
         channels = sizes[1] // found.groups
         # In rows of an odd length Triton does not see neighbours in memory, and gives neighbouring threads channels. How
         # many values a thread reads at once still follows from what divides an address, and that divides the length of
-        # a row: none reads beyond a row's end.
-        adjacent = every[-1][0].scale == 1 and strides[-1] == 1 and self.program.pooled is None
+        # a row: none reads beyond a row's end. At a place of a window every second position is the next, and nothing
+        # divides an address.
+        adjacent = every[-1][0].scale == 1 and strides[-1] == 1
         lines += [
             f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
