@@ -575,6 +575,12 @@ def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward,
     writes = re.findall(r"tt.store .*?64x64x!tt.ptr<f32>, (#\w+)>", found)
     assert {layouts[one] for one in reads} == {"[1, 1], threadsPerWarp = [32, 1]"}
     assert {layouts[one].rpartition(", ")[2] for one in writes} <= {"32]", "16]"}, "two or four of a thread's are adjacent"
+    weights = re.findall(r"(?:async_copy_global_to_local|tt.load) %weights.*?16x64x!tt.ptr<f32>, (#\w+)>", found)
+    if int(sizes.split(", ")[1]) % 16 == 0:
+        wanted = {"[1, 4], threadsPerWarp = [2, 16]"}
+    else:  # a filter's taps are adjacent
+        wanted = {"[1, 1], threadsPerWarp = [16, 2]", "[4, 1], threadsPerWarp = [4, 8]"}
+    assert {layouts[one] for one in weights} <= wanted
 
 
 @pytest.mark.exhaustive

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
+from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import POOLERS, ROW, Pooled
+from kernelwright.rewrites.fusion.program import POOLERS, ROW, LoopProgram, Pooled
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, phases_of
@@ -28,6 +30,22 @@ class ConvolutionKernel(TritonKernel):
     launcher."""
 
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
+
+    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+        found, (tiled,) = cast(Geometry, program.convolution), [step for step in program.steps if step.name == "convolution"]
+        number = signature.loads[list(program.loads).index(int(tiled.operands[1]))][0]
+        self.by_taps = shape(found.source)[1] // found.groups % LEAST_SUM == 0
+        """Whether a step of the sums has one tap, whose place is one number for all of them."""
+        if self.by_taps and [argument for argument, _ in signature.loads].count(number) == 1:
+            # A step reads one tap of many channels and outputs, none of which are adjacent in PyTorch's weights: each call
+            # first lays outputs side by side.
+            size, outputs = shape(found.weight), 1 if found.transposed else 0
+            order = (outputs, 1 - outputs, *range(2, len(size)))
+            apart = itertools.accumulate((size[dim] for dim in order), operator.mul, initial=1)
+            steps = dict(zip(order, apart, strict=False))
+            strides = (*strides[:number], tuple(steps[dim] for dim in range(len(size))), *strides[number + 1 :])
+        self.weight_strides = strides[number]
+        super().__init__(name, program, signature, strides)
 
     def _index_type(self) -> str:
         large = numel(cast(Geometry, self.program.convolution).source) >= (1 << 31) - (1 << 25)
@@ -148,7 +166,7 @@ class ConvolutionKernel(TritonKernel):
         rank, (tiled,) = len(found.kernel), [step for step in self.program.steps if step.name == "convolution"]
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
         every = [phases_of(found, dim) for dim in range(rank)]
-        strides, sizes, weights = value(found.source).stride(), shape(found.source), value(found.weight).stride()
+        strides, sizes, weights = value(found.source).stride(), shape(found.source), self.weight_strides
         lines = []
         for dim, phases in enumerate(every):
             for label in ("taps", "first", "place"):
@@ -170,11 +188,9 @@ class ConvolutionKernel(TritonKernel):
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
-        by_taps = channels % LEAST_SUM == 0
         # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
         tests = ["in_points"] * (positions % 512 > 0)
-        if by_taps:
-            # A step has one tap, whose place is one number for all of them.
+        if self.by_taps:
             lines += [f"blocks = ({channels} + LENGTH - 1) // LENGTH", "for step in range(0, taps * blocks):"]
             loop = _indices("tap", "step // blocks", found.kernel)
             for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
@@ -206,7 +222,7 @@ class ConvolutionKernel(TritonKernel):
             row = f"(c_channel + group * {channels}) * {weights[0]} + filters * {weights[1]}"
         else:
             row = f"c_channel * {weights[1]} + (group * {outputs} + filters) * {weights[0]}"
-        if not (found.transposed or by_taps) and weights == contiguous_strides(shape(found.weight)):
+        if not (found.transposed or self.by_taps) and weights == contiguous_strides(shape(found.weight)):
             place = f"(group * {outputs} + filters) * {weights[0]} + c"
         else:
             taps = [
