@@ -454,27 +454,21 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
 
 
 PERCEPTRON = task(
-    "return torch.relu(inputs[0] @ self.first) @ self.second + torch.einsum('bi,ij->bj', inputs[0], self.third)",
-    "[torch.randn(32, 64)]",
-    init="; ".join(
-        f"self.register_buffer('{name}', "
-        f"torch.randn({shape}, generator=torch.Generator().manual_seed({seed})), persistent=False)"
-        for seed, (name, shape) in enumerate({"first": "64, 96", "second": "96, 48", "third": "64, 48"}.items())
-    ),
+    "x, first, second, third = inputs; return torch.relu(x @ first) @ second + torch.einsum('bi,ij->bj', x, third)",
+    "[torch.randn(32, 64), torch.randn(64, 96), torch.randn(96, 48), torch.randn(64, 48)]",
 )
 
 
 def perceptron(bits, **changes):
     """The task's module, and a candidate whose products lose all but so many bits of their factors' mantissas."""
-    shapes = ((64, 96), (96, 48), (64, 48))
-    first, second, third = (
-        torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed, shape in enumerate(shapes)
-    )
 
     def product(x, y):
         return round_mantissa(x, bits) @ round_mantissa(y, bits)
 
-    return checker(PERCEPTRON, lambda x: product(torch.relu(product(x, first)), second) + product(x, third), **changes)
+    def answer(x, first, second, third):
+        return product(torch.relu(product(x, first)), second) + product(x, third)
+
+    return checker(PERCEPTRON, answer, **changes)
 
 
 def test_products_may_use_tf32_where_the_settings_allow_it_and_that_is_said(tf32):
