@@ -437,6 +437,23 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize(("bits", "reason"), [(23, None), (10, None), (7, Reason.PRECISION_DOWNGRADE)])
+def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(judge, monkeypatch, bits, reason):
+    head = "from kernelwright.judge.check.compare import round_mantissa\n"
+    rounding = "lambda t: t if t.dtype is torch.float64 else round_mantissa(t, BITS)"  # the truth stays exact
+    forward = f"r = {rounding}; return r(torch.relu(r(inputs[0]) @ r(self.first))) @ r(self.second)"
+    lines = "self.first, self.second = (torch.nn.Parameter(torch.randn(32, 32)) for _ in range(2))"
+    made = task(forward.replace("BITS", "10"), "[torch.randn(64, 32)]", lines)
+    made = Task(id=made.id, source=head + made.source)
+    text = made.source.replace("Model(", "ModelNew(").replace("(t, 10)", f"(t, {bits})")
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    settings = judge.settings.model_copy(update={"tf32_products": True})
+    found = judge.evaluate(made, Candidate(source=text), settings=settings)
+    assert found.reason is reason, why(found)
+    assert Label.TF32 not in found.labels, "the reference errs as much"
+
+
+@pytest.mark.exhaustive
 def test_statistics_are_as_exact_as_the_products_before_them(judge, monkeypatch):
     forward = "self.norm(inputs[0] @ self.weight)"
     made = task(
