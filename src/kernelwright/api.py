@@ -198,6 +198,7 @@ def bench(
     settings: Settings | None = None,
     on_event: Callable[[BenchEvent], None] | None = None,
     strict_too: bool = False,
+    tf32_products_too: bool = False,
     evaluator: Evaluator | None = None,
 ) -> BenchResult:
     """Judge a suite's candidates and time its baselines, in one run that resumes in `out`.
@@ -224,6 +225,8 @@ def bench(
         settings: Of the judge.
         on_event: Told of each job that ends.
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
+        tf32_products_too: Judge each candidate once more, with TF32 allowed in matrix products on both sides; the table gets
+            a column.
         evaluator: Who judges, such as a `RayPool` with these settings; it stays open. Where baselines beside eager are
             wanted it must measure them together, as a `JudgePool` does and a `RayPool` does not. By default judges on
             this machine.
@@ -250,6 +253,7 @@ def bench(
         settings=settings,
         on_event=on_event,
         strict_too=strict_too,
+        tf32_products_too=tf32_products_too,
         evaluator=evaluator,
     )
 

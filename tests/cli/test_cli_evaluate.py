@@ -261,6 +261,29 @@ def test_options_win_over_the_settings_file(place):
     assert settings.strict_fp32
     assert settings.timed
     assert settings.forbid == {Label.WRAPPER_ONLY}
+    (place / "judge.toml").write_text("strict_fp32 = true\n")
+    settings = judge_settings(Path("judge.toml"), None, False, (), (), None, None, check_only=False, tf32_products=True)
+    assert (settings.strict_fp32, settings.tf32_products) == (False, True)
+    (place / "judge.toml").write_text("tf32_products = true\n")
+    settings = judge_settings(Path("judge.toml"), None, True, (), (), None, None, check_only=False)
+    assert (settings.strict_fp32, settings.tf32_products) == (True, False)
+    settings = judge_settings(Path("judge.toml"), None, False, (), (), None, None, check_only=False)
+    assert (settings.strict_fp32, settings.tf32_products) == (False, True)
+
+
+def test_tf32_is_off_or_allowed_in_products_and_not_both(place, capsys):
+    assert evaluate("task.py", "good.py", "--strict-fp32", "--tf32-products") == 2
+    refused(capsys, 2, "wanted --strict-fp32 or --tf32-products, found both")
+    (place / "judge.toml").write_text("strict_fp32 = true\ntf32_products = true\n")
+    assert evaluate("task.py", "good.py", "--settings", "judge.toml") == 2
+    refused(capsys, 2, "wanted strict_fp32 or tf32_products, found both")
+
+
+def test_products_in_tf32_are_in_the_record(place):
+    assert evaluate("task.py", "good.py", "--out", "run", "--check-only", "--tf32-products") == 0
+    (record,) = (place / "run" / "evaluations.jsonl").read_text().splitlines()
+    assert json.loads(record)["checks"]["tf32_products"] is True
+    assert json.loads((place / "run" / "config.json").read_text())["settings"]["tf32_products"] is True
 
 
 def test_a_forbidden_label_rejects(place, capsys):
@@ -302,6 +325,10 @@ def test_a_name_that_is_too_long_is_wrong_usage(place, capsys, arguments):
 def test_a_bench_is_strict_as_a_whole_or_also(place, capsys):
     assert cli.main(["bench", "builtin", "--strict-fp32", "--strict-fp32-too"]) == 2
     refused(capsys, 2, "wanted --strict-fp32-too without")
+    assert cli.main(["bench", "builtin", "--tf32-products", "--tf32-products-too"]) == 2
+    refused(capsys, 2, "wanted --tf32-products-too without")
+    assert cli.main(["bench", "builtin", "--policy", "builtin", "--tf32-products-too"]) == 2
+    refused(capsys, 2, "wanted --tf32-products-too without --policy")
 
 
 def test_a_directory_of_another_run_is_refused_and_stays_as_it_is(place, capsys):

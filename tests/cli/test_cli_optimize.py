@@ -392,7 +392,7 @@ def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, 
 def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, monkeypatch):
     import kernelwright.search.bench as bench_module
 
-    def bench(suite, *, baselines, device, out, settings, strict_too, on_event):
+    def bench(suite, *, baselines, device, out, settings, strict_too, tf32_products_too, on_event):
         assert [entry.level for entry in suite.entries] == [1, 1]
         assert baselines == ["eager", "cudnn"]
         run = RunDirectory(out)

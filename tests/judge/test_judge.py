@@ -436,6 +436,42 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
     assert Label.TF32 in found.labels
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("bits", "reason"), [(23, None), (10, None), (7, Reason.PRECISION_DOWNGRADE)])
+def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(judge, monkeypatch, bits, reason):
+    head = "from kernelwright.judge.check.compare import round_mantissa\n"
+    rounding = "lambda t: t if t.dtype is torch.float64 else round_mantissa(t, BITS)"  # the truth stays exact
+    forward = f"r = {rounding}; return r(torch.relu(r(inputs[0]) @ r(self.first))) @ r(self.second)"
+    lines = "self.first, self.second = (torch.nn.Parameter(torch.randn(32, 32)) for _ in range(2))"
+    made = task(forward.replace("BITS", "10"), "[torch.randn(64, 32)]", lines)
+    made = Task(id=made.id, source=head + made.source)
+    text = made.source.replace("Model(", "ModelNew(").replace("(t, 10)", f"(t, {bits})")
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    settings = judge.settings.model_copy(update={"tf32_products": True})
+    found = judge.evaluate(made, Candidate(source=text), settings=settings)
+    assert found.reason is reason, why(found)
+    assert Label.TF32 not in found.labels, "the reference errs as much"
+
+
+@pytest.mark.exhaustive
+def test_statistics_are_as_exact_as_the_products_before_them(judge, monkeypatch):
+    forward = "self.norm(inputs[0] @ self.weight)"
+    made = task(
+        f"return {forward}",
+        "[torch.randn(64, 32) + 1]",
+        "self.weight, self.norm = torch.nn.Parameter(torch.randn(32, 16)), torch.nn.BatchNorm1d(16)",
+    )
+    rounded = "self.norm(rounded(inputs[0], 10) @ rounded(self.weight, 10))"
+    text = made.source.replace("Model(", "ModelNew(").replace(forward, rounded)
+    in_tf32 = Candidate(source=f"from kernelwright.judge.check.compare import round_mantissa as rounded\n{text}")
+    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    found = judge.evaluate(made, in_tf32)
+    assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
+    found = judge.evaluate(made, in_tf32, settings=judge.settings.model_copy(update={"tf32_products": True}))
+    assert found.accepted, why(found)
+    assert Label.TF32 in found.labels
+
+
 @pytest.mark.parametrize(
     "forward",
     exhaustive_but(
@@ -536,6 +572,19 @@ def test_strict_fp32_reaches_the_workers(judge):
     asserting = candidate(init="assert not torch.backends.cudnn.allow_tf32")
     assert judge.evaluate(RELU, asserting, settings=settings).accepted
     assert not judge.evaluate(RELU, asserting, settings=CHECK).accepted
+
+
+def test_tf32_products_reach_the_workers_and_not_this_process(judge):
+    here = torch.get_float32_matmul_precision()
+    settings = Settings.quick(threads=1, timed=False, tf32_products=True)
+    found = judge.evaluate(RELU, candidate(init="assert torch.backends.cuda.matmul.allow_tf32"), settings=settings)
+    assert found.accepted, why(found)
+    assert found.checks["tf32_products"] is True
+    assert Label.GLOBAL_FLAGS not in found.labels
+    assert torch.get_float32_matmul_precision() == here
+    found = judge.evaluate(RELU, candidate(init="assert not torch.backends.cuda.matmul.allow_tf32"), settings=CHECK)
+    assert found.accepted, why(found)
+    assert "tf32_products" not in found.checks
 
 
 # --- unusual but valid tasks ---------------------------------------------------------------------

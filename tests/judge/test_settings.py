@@ -73,12 +73,23 @@ def test_the_quick_settings_are_never_less_strict_than_the_usual_ones():
         "excess_limit_us",
         "idle_limit_us",
         "strict_fp32",
+        "tf32_products",
     ]
     assert [getattr(quick, name) for name in strictness] == [getattr(usual, name) for name in strictness]
     assert quick.timed
     assert not Settings.quick(timed=False).timed
 
 
+def test_settings_of_before_tf32_products_are_the_same_text():
+    assert "tf32_products" not in Settings().model_dump(mode="json")
+    assert "tf32_products" not in Settings().model_dump_json()
+    allowing = Settings(tf32_products=True)
+    assert allowing.model_dump(mode="json") == Settings().model_dump(mode="json") | {"tf32_products": True}
+    assert Settings.model_validate_json(allowing.model_dump_json()) == allowing
+
+
 def test_settings_that_contradict_one_another_say_so():
+    with pytest.raises(ConfigError, match="wanted strict_fp32 or tf32_products, found both"):
+        build(Settings, {"strict_fp32": True, "tf32_products": True})
     with pytest.raises(ConfigError, match="processes_max is 2, less than processes_min, which is 9"):
         build(Settings, {"processes_min": 9, "processes_max": 2})

@@ -269,13 +269,14 @@ def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkey
 TRUTH = [torch.ones(4, dtype=torch.float64)]
 
 
-def explained(outputs, tf32=None):
+def explained(outputs, tf32=None, settings=SETTINGS):
     oracle = SimpleNamespace(
         training=False,
         truth=lambda inputs, state, training: TRUTH,
-        with_tf32_in_cudnn=lambda inputs, state, training: tf32,
+        with_tf32=lambda inputs, state, training, products: tf32 if products is settings.tf32_products else TRUTH,
     )
-    trial = SimpleNamespace(state={}, facts=SimpleNamespace(oracle=oracle), lets_cudnn_use_tf32=tf32 is not None)
+    facts = SimpleNamespace(oracle=oracle)
+    trial = SimpleNamespace(state={}, facts=facts, settings=settings, lets_cudnn_use_tf32=tf32 is not None)
     return RotatedCalls._explained(SimpleNamespace(_trial=trial), [], SimpleNamespace(outputs=outputs))
 
 
@@ -286,6 +287,11 @@ def test_a_baseline_may_be_as_far_as_several_times_eagers_own_rounding():
 
 def test_where_cudnn_may_use_tf32_its_rounding_counts_too():
     allowed = explained([torch.full((4,), 1.001)], tf32=[torch.full((4,), 1.01)])
+    assert allowed.rms == pytest.approx(0.01 * LEGAL_ERRORS, rel=0.01)
+
+
+def test_where_products_may_use_tf32_theirs_counts():
+    allowed = explained(TRUTH, tf32=[torch.full((4,), 1.01)], settings=Settings(tf32_products=True))
     assert allowed.rms == pytest.approx(0.01 * LEGAL_ERRORS, rel=0.01)
 
 

@@ -21,6 +21,7 @@ import httpx
 import uvicorn
 
 from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
+from kernelwright.judge import Settings
 from kernelwright.pools.service import queue as queues
 from kernelwright.pools.service import server
 from kernelwright.pools.service.app import create_app
@@ -319,6 +320,13 @@ def test_what_a_request_may_change_of_the_settings(service):
     assert (job.settings.timed, job.settings.strict_fp32, job.settings.run_limit_s) == (False, True, 1.0)
     assert job.settings.forbid == SETTINGS.forbid | {"tf32"}
     assert job.settings.error_ratio == SETTINGS.error_ratio
+
+
+def test_a_request_may_be_stricter_than_a_service_that_allows_tf32_in_products():
+    own = Settings(tf32_products=True)
+    assert queues.resolve(own, SettingsRequest()).tf32_products
+    strict = queues.resolve(own, SettingsRequest(strict_fp32=True))
+    assert (strict.strict_fp32, strict.tf32_products) == (True, False)
 
 
 def test_tasks_from_elsewhere_can_be_refused(start):

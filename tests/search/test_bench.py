@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from dataclasses import replace
@@ -14,6 +15,8 @@ from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
+from kernelwright.report.bench_table import Precision
+from kernelwright.report.rescore import rescore
 from kernelwright.search import bench as module
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import BarePool
@@ -212,6 +215,67 @@ def test_two_candidates_of_one_task_are_two_entries(tmp_path):
     run.append(judged(twin, 1.0, strict=False).model_copy(update=rejection | {"candidate_sha256": worse.sha256}))
     counts = module.summarise(run, Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(twin, worse, 1))), {}).counts
     assert (counts.accepted, counts.rejected) == (1, {Reason.WRONG_OUTPUT: 1})
+
+
+class PreciseJudges(OtherJudges):
+    """Verdicts that tell their precision, as the judge's do."""
+
+    def __init__(self, most=9):
+        self.asked = []
+        self.most = most
+
+    def evaluate(self, jobs, stop=None):
+        for job in itertools.islice(jobs, self.most):
+            precision = Precision.of(dict(job.settings))
+            self.asked.append(precision)
+            speedup = {Precision.DEFAULT: 4.0, Precision.STRICT: 1.5, Precision.TF32_PRODUCTS: 1.25}[precision]
+            found = judged(job.task, speedup, strict=precision is Precision.STRICT)
+            checks = found.checks | ({"tf32_products": True} if precision is Precision.TF32_PRODUCTS else {})
+            yield job, found.model_copy(update={"checks": checks, "candidate_sha256": job.candidate.sha256})
+
+
+def test_three_precisions_are_judged_once_each_however_often_a_run_resumes(tmp_path):
+    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
+
+    def again(**too):
+        judges = PreciseJudges(most=1)
+        result = module.bench(suite, device="cpu", out=tmp_path, evaluator=judges, **too)
+        return judges.asked, next(row for row in result.rows if row.level is None and row.baseline == "eager")
+
+    both = {"strict_too": True, "tf32_products_too": True}
+    assert again()[0] == [Precision.DEFAULT]
+    asked, row = again(tf32_products_too=True)
+    assert asked == [Precision.TF32_PRODUCTS]
+    assert row.strict is None
+    assert again(**both)[0] == [Precision.STRICT]
+    asked, row = again(**both)
+    assert asked == []
+    speedups = [found.geomean for found in (row.solved, row.strict, row.tf32_products)]
+    assert speedups == pytest.approx([4.0, 1.5, 1.25])
+    text = (tmp_path / "table.md").read_text()
+    assert text.count("Geomean, TF32 off | Success, TF32 off | Geomean, TF32 products | Success, TF32 products |") == 1
+    assert "| 1.50x | 1/1 | 1.25x | 1/1 |" in text
+    assert rescore(RunDirectory(tmp_path)).differences == []
+
+
+def test_a_run_in_tf32_has_no_column_for_it_and_may_have_a_strict_one(tmp_path):
+    suite, judges = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),)), PreciseJudges()
+    settings = Settings(tf32_products=True)
+    result = module.bench(suite, device="cpu", out=tmp_path, settings=settings, strict_too=True, evaluator=judges)
+    assert judges.asked == [Precision.TF32_PRODUCTS, Precision.STRICT]
+    row = result.rows[0]
+    assert (row.solved.geomean, row.strict.geomean, row.tf32_products) == (pytest.approx(1.25), pytest.approx(1.5), None)
+
+
+def test_a_run_from_before_that_setting_resumes(tmp_path):
+    suite, judges = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),)), PreciseJudges()
+    module.bench(suite, device="cpu", out=tmp_path, evaluator=judges)
+    config = RunDirectory(tmp_path).read_json("config.json")
+    assert "tf32_products" not in config["settings"]
+    with pytest.raises(UsageError, match="tf32_products: null, now true"):
+        module.bench(suite, device="cpu", out=tmp_path, settings=Settings(tf32_products=True), evaluator=judges)
+    module.bench(suite, device="cpu", out=tmp_path, evaluator=judges)
+    assert judges.asked == [Precision.DEFAULT]
 
 
 @pytest.mark.exhaustive

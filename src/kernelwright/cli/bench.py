@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from kernelwright.cli.model_options import Proposer
+    from kernelwright.judge import Settings
     from kernelwright.search.bench import BenchEvent
     from kernelwright.search.bench_summary import BenchResult
     from kernelwright.search.suite import SuiteEvent
@@ -54,6 +55,11 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N tasks.")
 @click.option("--strict-fp32-too", is_flag=True, help="Judge each candidate also with TF32 off; the table gets a column.")
 @click.option(
+    "--tf32-products-too",
+    is_flag=True,
+    help="Judge each candidate also with TF32 allowed in matrix products on both sides; the table gets a column.",
+)
+@click.option(
     "--policy",
     metavar="NAME",
     help="Search every task instead of judging what the suite brings. What proposes: builtin, api, local.",
@@ -84,6 +90,7 @@ def command(
     part: slice | None,
     limit: int | None,
     strict_fp32_too: bool,
+    tf32_products_too: bool,
     policy: str | None,
     budget: int,
     judged: int,
@@ -102,12 +109,9 @@ def command(
     options.require_together("--policy", policy is not None, "budget", "judged", "minutes", *model_options.NAMES)
     asked = {name: further.pop(name) for name in model_options.NAMES}
     settings = options.judge_settings(**further)
-    if policy is not None and strict_fp32_too:
-        raise click.UsageError("wanted --strict-fp32-too without --policy, whose winners are judged once; found both.")
+    _require_other_precisions(settings, policy is not None, strict_fp32_too, tf32_products_too)
     if policy is not None and candidates is not None:
         raise click.UsageError("wanted --candidates without --policy, which proposes candidates itself; found both.")
-    if settings.strict_fp32 and strict_fp32_too:
-        raise click.UsageError("wanted --strict-fp32-too without strict float32 in the whole run; found both.")
     by_default = "eager,compile" if settings.timed else "eager"
     wanted = options.words(by_default if baselines is None else baselines, "baselines")
     if not settings.timed and set(wanted) - {"eager"}:
@@ -135,6 +139,7 @@ def command(
                 out=target,
                 settings=settings,
                 strict_too=strict_fp32_too,
+                tf32_products_too=tf32_products_too,
                 on_event=lambda event: _show(status, event),
             )
         else:
@@ -151,6 +156,19 @@ def command(
             click.echo(_end_of_search(result))
         click.echo(f"run       {result.run}")
         click.echo(f"report    {result.run / 'report.html'}")
+
+
+def _require_other_precisions(settings: Settings, searches: bool, strict_too: bool, tf32_products_too: bool) -> None:
+    """Refuse further judgements where there is none to add."""
+    asked = {
+        "--strict-fp32-too": (strict_too, settings.strict_fp32, "strict float32"),
+        "--tf32-products-too": (tf32_products_too, settings.tf32_products, "TF32 products"),
+    }
+    for option, (too, in_all, what) in asked.items():
+        if too and searches:
+            raise click.UsageError(f"wanted {option} without --policy, whose winners are judged once; found both.")
+        if too and in_all:
+            raise click.UsageError(f"wanted {option} without {what} in the whole run; found both.")
 
 
 def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, part: slice | None, limit: int | None) -> Suite:

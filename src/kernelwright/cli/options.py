@@ -128,6 +128,9 @@ def judge_options(function: Function) -> Function:
             help="Contract that decides the verdict and the exit status; both are answered. Default: drop-in.",
         ),
         click.option("--strict-fp32", is_flag=True, help="Turn TF32 off on both sides, also where PyTorch allows it."),
+        click.option(
+            "--tf32-products", is_flag=True, help="Allow TF32 in matrix products on both sides, on a GPU that has it."
+        ),
         click.option("--allow", multiple=True, metavar="LABEL", help="Accept candidates with this label. Repeatable."),
         click.option("--forbid", multiple=True, metavar="LABEL", help="Reject candidates with this label. Repeatable."),
         click.option(
@@ -159,6 +162,7 @@ def judge_settings(
     build_timeout: float | None,
     check_only: bool,
     contract: str | None = None,
+    tf32_products: bool = False,
 ) -> Settings:
     """The settings that the judge's options ask for.
 
@@ -175,13 +179,15 @@ def judge_settings(
         raise click.UsageError(f"wanted a label to be allowed or forbidden, found `{both[0]}` after --allow and --forbid.")
     if check_only and processes is not None:
         raise click.UsageError("wanted --processes without --check-only, which times nothing; found both.")
+    if strict_fp32 and tf32_products:
+        raise click.UsageError("wanted --strict-fp32 or --tf32-products, found both.")
     values: dict[str, Any] = config.read_toml(settings_file) if settings_file else {}
     if processes is not None:
         values |= {"processes_min": processes, "processes_max": processes}
     if contract is not None:
         values["contract"] = contract
-    if strict_fp32:
-        values["strict_fp32"] = True
+    if strict_fp32 or tf32_products:
+        values |= {"strict_fp32": strict_fp32, "tf32_products": tf32_products}
     if timeout is not None:
         values["run_limit_s"] = timeout
     if build_timeout is not None:

@@ -199,7 +199,7 @@ class Judge:
         labels = guard.static_labels(candidate.source, task.source)
         findings = CheckFindings(settings.forbid, labels, settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
-        findings.checks["strict_fp32"] = settings.strict_fp32
+        findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         if rival is not None and self._memory.alone:
             # The candidate may lack the very memory that a rival would take.
             rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_serializer, model_validator
 
 from kernelwright.records import Contract, Label
 
@@ -67,6 +67,8 @@ class Settings(BaseModel):
 
     strict_fp32: bool = False
     """Turn TF32 off on both sides, also for cuDNN, where PyTorch allows it by default."""
+    tf32_products: bool = False
+    """Allow TF32 in matrix products on both sides; cuDNN may use it anyway, by PyTorch's default."""
     contract: Contract = Contract.DROP_IN
     """The contract that decides the verdict. Both are answered."""
     forbid: frozenset[Label] = DROP_IN_LABELS
@@ -101,16 +103,23 @@ class Settings(BaseModel):
         return values
 
     @model_validator(mode="after")
-    def _ends_after_it_begins(self) -> Settings:
+    def _agree(self) -> Settings:
         if self.processes_max < self.processes_min:
             raise ValueError(
                 f"processes_max is {self.processes_max}, less than processes_min, which is {self.processes_min}"
             )
+        if self.strict_fp32 and self.tf32_products:
+            raise ValueError("wanted strict_fp32 or tf32_products, found both")
         return self
 
     @field_serializer("forbid", when_used="json")
     def _in_order(self, labels: frozenset[Label]) -> list[str]:
         return sorted(labels)
+
+    @model_serializer(mode="wrap")
+    def _as_older_ones(self, serialized: Any) -> dict[str, Any]:
+        """Without `tf32_products` where it is off: older runs, caches and records have none."""
+        return {name: value for name, value in serialized(self).items() if name != "tf32_products" or value}
 
     @property
     def brief(self) -> Settings:

@@ -117,7 +117,7 @@ def rotate(
         else:
             findings.failure = one
         findings.checks |= {"rotation": len(baselines), **device}
-        findings.checks["strict_fp32"] = settings.strict_fp32
+        findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         records.append(record_of(findings, task, baseline, str(judge.device), began, time.monotonic() - started))
     return records
 
@@ -258,13 +258,15 @@ class RotatedCalls:
 
     def _explained(self, inputs: list[Any], wanted: CallOutput) -> Distance:
         """Distance of two legal ways of rounding on these inputs, by eager's own distance from the float64 truth, and by
-        that of convolutions in TF32 where PyTorch may use it."""
+        that of TF32 where PyTorch may use it."""
         trial, oracle = self._trial, self._trial.facts.oracle
         try:
             truth = oracle.truth(inputs, trial.state, training=oracle.training)
             rounded = [wanted.outputs]
             if trial.lets_cudnn_use_tf32:
-                rounded.append(oracle.with_tf32_in_cudnn(inputs, trial.state, training=oracle.training) or truth)
+                products = trial.settings.tf32_products
+                emulated = oracle.with_tf32(inputs, trial.state, training=oracle.training, products=products)
+                rounded.append(emulated or truth)
         except OutOfDomainError:
             return TOLERANCE
         if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from statistics import median
 from typing import Any
 
@@ -37,14 +38,12 @@ def task_results(
     found: dict[str, list[Evaluation]] = {}
     for evaluation in run.evaluations():
         found.setdefault(evaluation.task_sha256, []).append(evaluation)
-    run_is_strict = bool((run.read_json("config.json") or {}).get("settings", {}).get("strict_fp32"))
+    own = Precision.of((run.read_json("config.json") or {}).get("settings", {}))
     failed: dict[str, list[str]] = {}
     for name in errors:
         task, _, what = name.rpartition(" ")
         failed.setdefault(task, []).append(what)
-    results = [
-        _result(entry, found.get(entry.task_sha256, []), run_is_strict, failed.get(entry.task, ())) for entry in entries
-    ]
+    results = [_result(entry, found.get(entry.task_sha256, []), own, failed.get(entry.task, ())) for entry in entries]
     return [replace(result, never_best=never_best) for result in results]
 
 
@@ -68,15 +67,30 @@ def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, An
     }
 
 
-def is_strict(found: Evaluation) -> bool:
-    """True for an evaluation with TF32 off on both sides."""
-    return bool(found.checks.get("strict_fp32"))
+class Precision(StrEnum):
+    """Use of TF32 on both sides of an evaluation."""
+
+    DEFAULT = "default"
+    """PyTorch's default: cuDNN may use it, products may not."""
+    STRICT = "strict"
+    """Nothing may use it."""
+    TF32_PRODUCTS = "tf32-products"
+    """Products may use it too."""
+
+    @classmethod
+    def of(cls, names: Mapping[str, Any]) -> Precision:
+        """The precision that settings, or the checks of an evaluation, have."""
+        if names.get("strict_fp32"):
+            return cls.STRICT
+        return cls.TF32_PRODUCTS if names.get("tf32_products") else cls.DEFAULT
 
 
-def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool, failed: Sequence[str]) -> TaskResult:
-    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations."""
+def _result(entry: BenchEntry, found: Sequence[Evaluation], own: Precision, failed: Sequence[str]) -> TaskResult:
+    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations in the run's own
+    precision."""
     judged = [one for one in found if one.policy != BASELINE_POLICY and one.candidate_sha256 == entry.candidate_sha256]
-    main = [evaluation for evaluation in found if is_strict(evaluation) == run_is_strict]
+    latest = {Precision.of(one.checks): one for one in judged}
+    main = [evaluation for evaluation in found if Precision.of(evaluation.checks) is own]
     eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
     latencies_us: dict[str, float] = {}
     intervals: dict[str, tuple[float, float]] = {}
@@ -91,8 +105,9 @@ def _result(entry: BenchEntry, found: Sequence[Evaluation], run_is_strict: bool,
         entry.task,
         entry.level,
         latencies_us,
-        next((one for one in reversed(judged) if is_strict(one) == run_is_strict), None),
-        next((one for one in reversed(judged) if is_strict(one) != run_is_strict), None),
+        latest.pop(own, None),
+        latest.get(Precision.STRICT),
+        latest.get(Precision.TF32_PRODUCTS),
         has_candidate=entry.candidate_sha256 is not None,
         failed=tuple(failed),
         intervals=intervals,

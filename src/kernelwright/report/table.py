@@ -68,6 +68,8 @@ class TaskResult:
     """Judge's record of the candidate; None when the task has no candidate, or none that was judged."""
     strict: Evaluation | None = None
     """Second record, with TF32 off on both sides; None where that was not asked for."""
+    tf32_products: Evaluation | None = None
+    """The same with TF32 allowed in products on both sides."""
     has_candidate: bool = False
     """True when there is a candidate, judged or not; without meaning beside an evaluation."""
     failed: tuple[str, ...] = ()
@@ -224,6 +226,12 @@ class TableRow:
     strict: Statistics | None
     """Statistics of the solved tasks against the reference, both with TF32 off; None where that was not measured, and for
     other baselines."""
+    tf32_products: Statistics | None
+    """The same with TF32 allowed in products."""
+
+
+_SECONDS = {"strict": "TF32 off", "tf32_products": "TF32 products"}
+"""Columns of second judgements in another precision, by their fields of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +320,8 @@ def _row(results: Sequence[TaskResult], level: int | None, baseline: str) -> Tab
         solved=statistics_of(solved),
         filled=statistics_of(filled),
         contracts=_contracts(compared),
-        strict=_strict(results) if baseline == REFERENCE else None,
+        strict=_of_seconds([result.strict for result in results]) if baseline == REFERENCE else None,
+        tf32_products=_of_seconds([result.tf32_products for result in results]) if baseline == REFERENCE else None,
     )
 
 
@@ -321,11 +330,12 @@ def _contracts(results: Sequence[TaskResult]) -> dict[Contract, int] | None:
     return {contract: sum(found[contract].kept for found in answers) for contract in Contract} if answers else None
 
 
-def _strict(results: Sequence[TaskResult]) -> Statistics | None:
-    measured = [result.strict for result in results if result.strict is not None]
+def _of_seconds(found: Sequence[Evaluation | None]) -> Statistics | None:
+    """Statistics of second judgements, in another precision than the run's."""
+    measured = [one for one in found if one is not None]
     if not measured:
         return None
-    return statistics_of([found.speedup for found in measured if found.accepted and found.speedup is not None])
+    return statistics_of([one.speedup for one in measured if one.accepted and one.speedup is not None])
 
 
 def _fast_p(solved: Sequence[float], p: float, tasks: int) -> float:
@@ -425,9 +435,9 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
     has_contracts = any(row.contracts is not None for row in rows)
     if has_contracts:
         heads += [contract.value for contract in Contract]
-    has_strict = not filled and any(row.strict is not None for row in rows)
-    if has_strict:
-        heads += ["Geomean, TF32 off", "Success, TF32 off"]
+    seconds = [name for name in _SECONDS if not filled and any(getattr(row, name) is not None for row in rows)]
+    for name in seconds:
+        heads += [f"Geomean, {_SECONDS[name]}", f"Success, {_SECONDS[name]}"]
     lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)])]
     for row in rows:
         numbers = _numbers(row.filled if filled else row.solved)
@@ -436,8 +446,8 @@ def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
         cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}", f"{row.ahead}/{row.tasks}"]
         if has_contracts:
             cells += ["-" if row.contracts is None else f"{row.contracts[contract]}/{row.tasks}" for contract in Contract]
-        if has_strict:
-            cells += ["-", "-"] if row.strict is None else [_times(row.strict.geomean), f"{row.strict.count}/{row.tasks}"]
+        for found in (getattr(row, name) for name in seconds):
+            cells += ["-", "-"] if found is None else [_times(found.geomean), f"{found.count}/{row.tasks}"]
         lines.append(_line(cells))
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob, cores_of_each
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.report.bench_table import is_strict
+from kernelwright.report.bench_table import Precision
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
@@ -134,6 +134,7 @@ def bench(
     settings: Settings | None = None,
     on_event: Callable[[BenchEvent], None] | None = None,
     strict_too: bool = False,
+    tf32_products_too: bool = False,
     evaluator: Evaluator | None = None,
     spread: Spread | None = None,
     agenda: Agenda | None = None,
@@ -148,6 +149,8 @@ def bench(
         settings: Settings of the judge.
         on_event: Callback for each job that ends.
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
+        tf32_products_too: Judge each candidate once more, with TF32 allowed in matrix products on both sides; the table gets
+            a column.
         evaluator: Pool of judges, such as a `RayPool`; it stays open. It must be a `RotatingEvaluator` where baselines
             beside eager are wanted, which a `RayPool` is not. By default judges on this machine.
         spread: Distribution of judges on this machine over its devices.
@@ -159,7 +162,8 @@ def bench(
         InfrastructureError: this machine cannot judge.
     """
     settings, agenda, spread = settings or Settings(), agenda or Agenda(), spread or Spread()
-    total = _require_measurable(suite, baselines, settings, evaluator, strict_too=strict_too)
+    precisions = _precisions(settings, strict_too, tf32_products_too)
+    total = _require_measurable(suite, baselines, settings, evaluator, precisions)
     devices = devices_of(device)
     require_baselines(baselines, devices)
     run = RunDirectory(out)
@@ -167,7 +171,7 @@ def bench(
         write_tasks(run, suite)
     else:
         run.require_same_texts([entry.task for entry in suite.entries])
-    owed = owed_in(run, suite, baselines, settings, strict_too=strict_too, retry=agenda.retry)
+    owed = owed_in(run, suite, baselines, settings, precisions=precisions, retry=agenda.retry)
     work = BenchRun(run, owed, total, agenda, on_event)
     if evaluator is not None:
         work.judge(evaluator)
@@ -205,15 +209,14 @@ def _require_measurable(
     baselines: Sequence[str],
     settings: Settings,
     evaluator: Evaluator | None,
-    *,
-    strict_too: bool,
+    precisions: Sequence[Settings],
 ) -> int:
     """Number of evaluations to make in all; refuses what cannot be measured."""
     _require_known(baselines)
     if not suite.entries:
         raise UsageError(f"Wanted at least one task in the suite {suite.name}; found none.")
     rotations = _rotations(suite, baselines, settings)
-    total = len(_jobs(suite, settings, strict_too)) + _evaluations_in(rotations)
+    total = len(_jobs(suite, precisions)) + _evaluations_in(rotations)
     if not total:
         raise UsageError(
             f"Wanted something to measure: the suite {suite.name} brings no candidates. Name baselines beside eager."
@@ -338,10 +341,11 @@ def owed_in(
     baselines: Sequence[str],
     settings: Settings,
     *,
-    strict_too: bool = False,
+    precisions: Sequence[Settings] = (),
     retry: Callable[[Evaluation], bool] | None = None,
 ) -> Owed:
-    """Work that `bench` with the same arguments would do in a run directory; an error is no record.
+    """Work that `bench` with the same arguments would do in a run directory; an error is no record. Candidates are judged
+    with each of `precisions`, by default with the settings alone.
 
     Work is known by the hashes of its task and its candidate, so that records without sources count.
     """
@@ -350,11 +354,11 @@ def owed_in(
     done = {_key(found) for found in recorded if made[_key(found)] > 1 or retry is None or not retry(found)}
 
     def is_owed(work: Job | RotationJob, candidate: Candidate) -> bool:
-        strict = (work.settings or settings).strict_fp32
-        return (work.task.sha256, candidate.sha256, candidate.policy, strict) not in done
+        precision = Precision.of(dict(work.settings or settings))
+        return (work.task.sha256, candidate.sha256, candidate.policy, precision) not in done
 
     return Owed(
-        [job for job in _jobs(suite, settings, strict_too) if is_owed(job, job.candidate)],
+        [job for job in _jobs(suite, precisions or [settings]) if is_owed(job, job.candidate)],
         [one for one in _rotations(suite, baselines, settings) if any(is_owed(one, each) for each in one.baselines)],
     )
 
@@ -368,12 +372,23 @@ def _in_turn(owed: Sequence[J], order: Callable[[Sequence[Task]], Iterable[Task]
     return sorted(owed, key=lambda work: work.task.id in failed)
 
 
-def _jobs(suite: Suite, settings: Settings, strict_too: bool) -> list[Job]:
-    jobs = [Job(entry.task, entry.candidate, settings) for entry in suite.entries if entry.candidate is not None]
-    if not strict_too:
-        return jobs
-    strict = settings.model_copy(update={"strict_fp32": True})
-    return jobs + [Job(job.task, job.candidate, strict) for job in jobs]
+def _precisions(settings: Settings, strict_too: bool, tf32_products_too: bool) -> list[Settings]:
+    """The settings, and those of further judgements."""
+    found = [settings]
+    for too, precision in ((strict_too, Precision.STRICT), (tf32_products_too, Precision.TF32_PRODUCTS)):
+        if too and precision is not Precision.of(dict(settings)):
+            flags = {"strict_fp32": precision is Precision.STRICT, "tf32_products": precision is Precision.TF32_PRODUCTS}
+            found.append(settings.model_copy(update=flags))
+    return found
+
+
+def _jobs(suite: Suite, precisions: Sequence[Settings]) -> list[Job]:
+    return [
+        Job(entry.task, entry.candidate, settings)
+        for settings in precisions
+        for entry in suite.entries
+        if entry.candidate is not None
+    ]
 
 
 def _rotations(suite: Suite, baselines: Sequence[str], settings: Settings) -> list[RotationJob]:
@@ -398,5 +413,5 @@ def _evaluations_in(rotations: Iterable[RotationJob]) -> int:
     return sum(len(rotation.baselines) for rotation in rotations)
 
 
-def _key(found: Evaluation) -> tuple[str, str, str, bool]:
-    return (found.task_sha256, found.candidate_sha256, found.policy, is_strict(found))
+def _key(found: Evaluation) -> tuple[str, str, str, Precision]:
+    return (found.task_sha256, found.candidate_sha256, found.policy, Precision.of(found.checks))

@@ -66,9 +66,9 @@ class LocalSide:
         return self._operators
 
 
-def checker(made, answer=None, operators=()):
+def checker(made, answer=None, operators=(), **changes):
     """Of a task, with `answer(*inputs)` in the candidate's place, or the reference itself."""
-    settings = Settings.quick(threads=1, timed=False)
+    settings = Settings.quick(threads=1, timed=False, **changes)
     trial = Trial(
         facts=measure_task(bring_to_life(made), torch.device("cpu")),
         candidate=candidate(),
@@ -412,10 +412,10 @@ def tf32(monkeypatch):
     monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
 
 
-def convolution(bits=None):
+def convolution(bits=None, **changes):
     """The task's module, and a candidate whose convolution loses all but so many bits of the mantissa."""
     rounded = (lambda x: x) if bits is None else functools.partial(round_mantissa, bits=bits)
-    return checker(CONVOLUTION, lambda x: torch.relu(torch.conv2d(rounded(x), rounded(FILTER))))
+    return checker(CONVOLUTION, lambda x: torch.relu(torch.conv2d(rounded(x), rounded(FILTER))), **changes)
 
 
 def test_a_convolution_may_use_tf32_where_pytorch_lets_it_and_that_is_said(tf32):
@@ -450,7 +450,59 @@ def test_a_matrix_product_may_not_use_tf32(tf32):
     with pytest.raises(RejectionError) as caught:
         judged(one)
     assert caught.value.reason is Reason.PRECISION_DOWNGRADE
-    assert one.bounds.has_cudnn is False
+    assert one.bounds.has_tf32 is False
+
+
+PERCEPTRON = task(
+    "x, first, second, third = inputs; return torch.relu(x @ first) @ second + torch.einsum('bi,ij->bj', x, third)",
+    "[torch.randn(32, 64), torch.randn(64, 96), torch.randn(96, 48), torch.randn(64, 48)]",
+)
+
+
+def perceptron(bits, **changes):
+    """The task's module, and a candidate whose products lose all but so many bits of their factors' mantissas."""
+
+    def product(x, y):
+        return round_mantissa(x, bits) @ round_mantissa(y, bits)
+
+    def answer(x, first, second, third):
+        return product(torch.relu(product(x, first)), second) + product(x, third)
+
+    return checker(PERCEPTRON, answer, **changes)
+
+
+def test_products_may_use_tf32_where_the_settings_allow_it_and_that_is_said(tf32):
+    one = perceptron(10, tf32_products=True)
+    judged(one)
+    assert one.trial.findings.labels == {Label.TF32}
+    exact = perceptron(23, tf32_products=True)
+    judged(exact)
+    assert not exact.trial.findings.labels
+
+
+def test_bfloat16_is_less_than_tf32_in_products_too(tf32):
+    with pytest.raises(RejectionError) as caught:
+        judged(perceptron(7, tf32_products=True))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+@pytest.mark.parametrize("changes", [{}, {"strict_fp32": True}])
+def test_without_that_setting_products_may_not_use_tf32(tf32, changes):
+    with pytest.raises(RejectionError) as caught:
+        judged(perceptron(10, **changes))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_on_a_device_without_tf32_the_setting_allows_nothing():
+    with pytest.raises(RejectionError) as caught:
+        judged(perceptron(10, tf32_products=True))
+    assert caught.value.reason is Reason.PRECISION_DOWNGRADE
+
+
+def test_where_products_may_use_tf32_convolutions_may_too(tf32):
+    one = convolution(bits=10, tf32_products=True)
+    judged(one)
+    assert Label.TF32 in one.trial.findings.labels
 
 
 def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
@@ -484,7 +536,7 @@ def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypat
     def out(*given, **options):
         raise OutOfDomainError("so it is")
 
-    monkeypatch.setattr(one.trial.facts.oracle, "with_tf32_in_cudnn", out)
+    monkeypatch.setattr(one.trial.facts.oracle, "with_tf32", out)
     with pytest.raises(RejectionError):
         judged(one)
 

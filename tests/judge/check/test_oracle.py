@@ -225,11 +225,60 @@ def test_only_convolutions_lose_what_tf32_does_not_hold():
     )
     judge, inputs = oracle(both)
     truth = judge.truth(inputs, judge.initial_state, training=True)
-    rounded = judge.with_tf32_in_cudnn(inputs, judge.initial_state, training=True)
+    rounded = judge.with_tf32(inputs, judge.initial_state, training=True, products=False)
     x, weight = (round_mantissa(one.double(), 10) for one in (inputs[0], judge.initial_state["weight"]))
     assert torch.equal(rounded[0], torch.conv1d(x, weight))
     assert not torch.equal(rounded[0], truth[0])
     assert torch.equal(rounded[1], truth[1])
+
+
+PRODUCTS = {
+    "mm": "x @ y",
+    "bmm": "x.expand(3, 6, 5) @ y",
+    "a batch of rows": "x.reshape(2, 3, 5) @ y",
+    "linear": "torch.nn.functional.linear(x, y.T)",
+    "linear with a bias": "torch.nn.functional.linear(x, y.T, bias)",
+    "einsum": "torch.einsum('ij,jk->ki', x, y)",
+    "addmm": "torch.addmm(bias, mat1=x, mat2=y, beta=0.5)",
+    "addmm in place": "bias.repeat(6, 1).addmm_(x, y)",
+    "baddbmm": "torch.baddbmm(bias, x.expand(3, 6, 5), y.expand(3, 5, 4))",
+    "addbmm": "torch.addbmm(bias, x.expand(3, 6, 5), y.expand(3, 5, 4))",
+    "into given memory": "torch.mm(x, y, out=bias.repeat(6, 1))",
+    "complex": "torch.view_as_real(torch.complex(x, -x).conj() @ torch.complex(y, y))",
+    "an activation": "torch._addmm_activation(bias, x, y)",
+}
+
+
+@pytest.mark.parametrize("expression", PRODUCTS.values(), ids=PRODUCTS)
+def test_factors_of_products_lose_what_tf32_does_not_hold_if_asked(expression):
+    made = task(f"x, y, bias = inputs; return {expression}", "[torch.randn(6, 5), torch.randn(5, 4), torch.randn(4)]")
+    judge, inputs = oracle(made)
+    x, y, bias = (one.double() for one in inputs)
+    names = {"torch": torch, "x": round_mantissa(x, 10), "y": round_mantissa(y, 10), "bias": bias}
+    (rounded,) = judge.with_tf32(inputs, {}, training=True, products=True)
+    (truth,) = judge.truth(inputs, {}, training=True)
+    assert torch.equal(rounded, eval(expression, names))
+    assert not torch.equal(rounded, truth)
+    assert judge.with_tf32(inputs, {}, training=True, products=False) is None
+
+
+@pytest.mark.parametrize("expression", ["x.long() @ y.long()", "x @ y[:, 0]", "(x * x).sum(-1)"])
+def test_products_of_integers_and_with_vectors_lose_nothing(expression):
+    judge, inputs = oracle(
+        task(f"x, y = inputs; return {expression}", "[torch.randn(6, 5) * 9000, torch.randn(5, 4) * 9000]")
+    )
+    found = judge.with_tf32(inputs, {}, training=True, products=True)
+    assert found is None or torch.equal(found[0], judge.truth(inputs, {}, training=True)[0])
+
+
+def test_attention_is_made_of_products_where_no_fused_kernel_takes_float64():
+    attention = "torch.nn.functional.scaled_dot_product_attention(inputs[0], inputs[0], inputs[0])"
+    made = task(f"return {attention}", "[torch.randn(2, 2, 8, 16)]")
+    judge, inputs = oracle(made)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        (rounded,) = judge.with_tf32(inputs, {}, training=True, products=True)
+        (truth,) = judge.truth(inputs, {}, training=True)
+    assert 1e-5 < distance(rounded, truth).rms < 1e-3
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3])
@@ -253,7 +302,10 @@ def test_a_truth_on_a_shared_device_computes_transposed_convolutions_as_products
     lines = "self.weight = torch.nn.Parameter(torch.randn(3, 4, 3, 3))"
     judge, inputs = oracle(task("return torch.conv_transpose2d(inputs[0], self.weight)", "[torch.randn(2, 3, 5, 5)]", lines))
     how = {"training": True}
-    before = [judge.truth(inputs, judge.initial_state, **how), judge.with_tf32_in_cudnn(inputs, judge.initial_state, **how)]
+    before = [
+        judge.truth(inputs, judge.initial_state, **how),
+        judge.with_tf32(inputs, judge.initial_state, products=False, **how),
+    ]
     called = []
     monkeypatch.setattr(oracle_module, "_WORTH_PRODUCTS", 1)
     monkeypatch.setattr(
@@ -263,7 +315,7 @@ def test_a_truth_on_a_shared_device_computes_transposed_convolutions_as_products
     sums = SumLength()
     after = [
         judge.truth(inputs, judge.initial_state, mode=sums, **how),
-        judge.with_tf32_in_cudnn(inputs, judge.initial_state, **how),
+        judge.with_tf32(inputs, judge.initial_state, products=False, **how),
     ]
     assert len(called) == 2
     assert not torch.equal(called[0][0], called[1][0]), "rounded before it is computed"
@@ -292,7 +344,7 @@ def test_of_a_recurrent_network_in_cudnn_all_that_goes_in_is_rounded():
 
 def test_a_module_without_convolutions_has_nothing_to_lose():
     judge, inputs = oracle(RELU)
-    assert judge.with_tf32_in_cudnn(inputs, judge.initial_state, training=True) is None
+    assert judge.with_tf32(inputs, judge.initial_state, training=True, products=False) is None
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -149,12 +149,13 @@ def test_one_that_died_while_it_waited_is_replaced(judge):
     assert waiting(judge) not in ([], [before])
 
 
-def test_other_limits_want_other_processes(judge):
+@pytest.mark.parametrize("change", ["strict_fp32", "tf32_products"])
+def test_other_limits_want_other_processes(judge, change):
     judge._workers = Workers(judge._zygote, keep=1)
     judge.evaluate(RELU, candidate(RELU))
     before = waiting(judge)
-    strict = judge.settings.model_copy(update={"strict_fp32": True})
-    assert judge.evaluate(RELU, candidate(RELU), settings=strict).verdict == "accepted"
+    other = judge.settings.model_copy(update={change: True})
+    assert judge.evaluate(RELU, candidate(RELU), settings=other).verdict == "accepted"
     assert waiting(judge) == before  # no room for a second
 
 

@@ -142,6 +142,16 @@ def test_strict_precision_turns_tf32_off(tmp_path, monkeypatch):
     assert after == (False, False)
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+def test_products_may_use_tf32_where_the_settings_allow_it(tmp_path, allowed):
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    Bench(tmp_path, **({"tf32_products": True} if allowed else {}))
+    after = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before[1]
+    assert before == (True, False)
+    assert after == (True, allowed)
+
+
 def test_a_call_leaves_its_output_in_the_arena_and_its_form_in_the_answer(bench):
     bench.ready()
     answer = bench.call()

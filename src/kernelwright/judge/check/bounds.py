@@ -47,7 +47,7 @@ class Question:
     has_float64: bool
     """Whether the truth is float64's; otherwise the reference's answer stands for it."""
     uses_tf32: bool = False
-    """Whether the tolerance is that of cuDNN in TF32."""
+    """Whether the tolerance is that of TF32 where PyTorch may use it."""
 
     @property
     def between(self) -> Distance:
@@ -73,8 +73,8 @@ class Bounds:
         """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
         self.has_float64 = not trial.facts.stochastic
         """Whether the module runs in float64 and gives there what it gives in its own precision."""
-        self.has_cudnn: bool | None = None
-        """Whether the reference runs what cuDNN may do in TF32; None while it is not known."""
+        self.has_tf32: bool | None = None
+        """Whether the reference runs what PyTorch may do in TF32; None while it is not known."""
         self._calibrated = Counter[int]()
         """Number of input sets that told the task's precision from the next lower one, by output."""
         self._terms: int | None = None
@@ -175,17 +175,17 @@ class Bounds:
         return apart(found, question.truth)
 
     def permitted(self, question: Question) -> Question:
-        """The question with a tolerance for cuDNN in TF32, where PyTorch lets the reference use it: layout or cuDNN's choice
-        decides whether a convolution or recurrent network does, and the candidate is not to blame.
-        """
+        """The question with a tolerance for TF32, where PyTorch lets the reference use it: layout or a library's choice
+        decides whether it does, and the candidate is not to blame."""
         usable = question.has_float64 and self.float_dtype is torch.float32 and self._trial.lets_cudnn_use_tf32
-        if not usable or self.has_cudnn is False:
+        if not usable or self.has_tf32 is False:
             return question
+        mode, products = question.training, self._trial.settings.tf32_products
         try:
-            outputs = self._oracle.with_tf32_in_cudnn(question.inputs, question.state, training=question.training)
+            outputs = self._oracle.with_tf32(question.inputs, question.state, training=mode, products=products)
         except OutOfDomainError:
             return question
-        self.has_cudnn = outputs is not None
+        self.has_tf32 = outputs is not None
         if outputs is None:
             return question
         wider = self._recalibrated(question, apart(outputs, question.truth))

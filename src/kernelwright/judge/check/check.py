@@ -63,7 +63,6 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         first = examiner.ask(INPUT_SETS[0], slot=0, hold=True)
     except OutOfDomainError as error:
         raise TaskError(f"Wanted a reference that works on its own inputs for {facts.live.task.id}; {error}.") from error
-    timed_tolerance = first.question.between
     # The second set reuses the first one's memory: same pointer, other values.
     second = examiner.ask(INPUT_SETS[1], slot=0, hold=True)
     if trial.settings.thorough:
@@ -92,7 +91,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     return CheckResult(
         bounds=examiner.bounds,
         tolerances=examiner.tolerances,
-        timed_tolerance=timed_tolerance,
+        timed_tolerance=first.question.between,
         output_follows_input=follows,
     )
 

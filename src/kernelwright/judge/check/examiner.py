@@ -146,7 +146,8 @@ class Examiner:
         }
         if found.within(allowed):
             if question.uses_tf32:
-                findings.label(Label.TF32, f"its error on `{name}` is that of cuDNN in TF32: {found}")
+                where = "products or cuDNN" if self.trial.settings.tf32_products else "cuDNN"
+                findings.label(Label.TF32, f"its error on `{name}` is that of {where} in TF32: {found}")
             return posed
         which, index = _worst_output(found, allowed)
         detail = f"on input set `{name}`: error{which} {found.of(index)}; allowed {allowed.of(index)}"

@@ -147,7 +147,7 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {live.task.id}; found tensors.")
     generator = torch.Generator(device=device).manual_seed(secret_seed())
     weights = oracle.random_state(generator)
-    stochastic = _differs(oracle, example, weights, seeds=(1, 2))
+    stochastic = _differs(oracle, example, weights, seeds=(1, 2), training=oracle.training)
     return TaskFacts(
         live=live,
         device=device,
@@ -158,17 +158,14 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         output_dtypes=tuple(output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs),
         weights=weights,
         stochastic=stochastic,
-        stateful=stochastic and _differs(oracle, example, weights, seeds=(1, 1)),
+        stateful=stochastic and _differs(oracle, example, weights, seeds=(1, 1), training=oracle.training),
         generator=generator,
     )
 
 
-def _differs(
-    oracle: Oracle, example: list[Any], state: State, *, seeds: tuple[int, int], training: bool | None = None
-) -> bool:
-    mode = oracle.training if training is None else training
+def _differs(oracle: Oracle, example: list[Any], state: State, *, seeds: tuple[int, int], training: bool) -> bool:
     try:
-        first, second = (oracle.own_precision(example, state, training=mode, seed=seed) for seed in seeds)
+        first, second = (oracle.own_precision(example, state, training=training, seed=seed) for seed in seeds)
     except OutOfDomainError:
         return False
     return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))

@@ -112,16 +112,8 @@ class Oracle:
         """
 
         def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
-            if not is_inexact(tensor):
-                return tensor
-            if mantissa_bits is None:
-                exact = _wide(tensor)
-            elif tensor.is_complex():
-                parts = torch.view_as_real(_wide(tensor).resolve_conj())
-                exact = torch.view_as_complex(round_mantissa(parts, mantissa_bits))
-            else:
-                exact = round_mantissa(tensor, mantissa_bits).double()
-            return _disturbed(exact, noise) if noise else exact
+            exact = _wide(tensor if mantissa_bits is None else _rounded(tensor, mantissa_bits))
+            return _disturbed(exact, noise) if noise and is_inexact(tensor) else exact
 
         skeleton, tensors = flatten(inputs)
         with _float64_default():
@@ -137,10 +129,10 @@ class Oracle:
         """The float64 module's state as the latest call left it."""
         return {key: value.clone() for key, value in self._double.state_dict().items()}
 
-    def with_tf32_in_cudnn(self, inputs: list[Any], state: State, *, training: bool) -> Outputs | None:
-        """Outputs in float64 with the inputs of convolutions and cuDNN's recurrent networks rounded to TF32, which is
-        PyTorch's default for cuDNN; None where the reference has neither. Raises as `truth`."""
-        rounding = _OtherArguments(_tf32_in_cudnn)
+    def with_tf32(self, inputs: list[Any], state: State, *, training: bool, products: bool) -> Outputs | None:
+        """Outputs in float64 with the inputs of convolutions, cuDNN's recurrent networks and, if asked, matrix `products`
+        rounded to TF32; None where the reference has none of them. Raises as `truth`."""
+        rounding = _OtherArguments(_tf32_in_products if products else _tf32_in_cudnn)
         outputs = self.truth(inputs, state, training=training, mode=rounding)
         return outputs if rounding.happened else None
 
@@ -362,6 +354,19 @@ def _tf32_in_cudnn(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return None
 
 
+_FACTORS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "_addmm_activation": 1}
+"""Place of the first of a product's two factors among its arguments. PyTorch takes `linear`, `matmul` and `einsum` apart
+into these; products with a vector have no TF32."""
+
+
+def _tf32_in_products(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The same, and factors of matrix products."""
+    first = _FACTORS.get(func.overloadpacket.__name__.removesuffix("_"))
+    if first is None:
+        return _tf32_in_cudnn(func, args)
+    return (*args[:first], *map(_in_tf32, args[first : first + 2]), *args[first + 2 :])
+
+
 _NORMS = frozenset(
     {
         _aten.native_batch_norm,
@@ -426,7 +431,14 @@ def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _in_tf32(tensor: torch.Tensor) -> torch.Tensor:
-    return round_mantissa(tensor, TF32_MANTISSA_BITS)
+    return _rounded(tensor, TF32_MANTISSA_BITS)
+
+
+def _rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
+    """The tensor with so many bits of each mantissa; integers stay."""
+    if tensor.is_complex():
+        return torch.view_as_complex(round_mantissa(torch.view_as_real(tensor.resolve_conj()), bits))
+    return round_mantissa(tensor, bits) if tensor.is_floating_point() else tensor
 
 
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -457,9 +469,7 @@ def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
 
 
 def _give_back_spare_memory(device: torch.device) -> None:
-    if device.type != "cuda":
-        return
-    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _SPARE_BYTES:
+    if device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _SPARE_BYTES:
         torch.cuda.empty_cache()
 
 

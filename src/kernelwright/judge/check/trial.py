@@ -167,7 +167,8 @@ class Trial:
 
     @property
     def lets_cudnn_use_tf32(self) -> bool:
-        """Whether PyTorch's defaults do, on this device; which of cuDNN's algorithms runs depends on layout and luck."""
+        """Whether PyTorch's defaults do, on this device; which of cuDNN's algorithms runs depends on layout and luck.
+        There products may use it where the settings allow it."""
         return (
             self.facts.device.type == "cuda"
             and not self.settings.strict_fp32

@@ -74,18 +74,15 @@ def miss_moved_buffers(trial: Trial, wanted: State, found: State, when: str) -> 
 
 
 def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:
-    """Distance at which two legal ways of rounding may leave a buffer.
-
-    Statistics of a convolution's output are as exact as the convolution. We take the reference's own distance from the
-    float64 truth, and that of convolutions in TF32 where PyTorch may use it, as `Bounds.permitted` does for outputs.
-    """
+    """Distance at which two legal ways of rounding may leave a buffer, such as statistics of a convolution's output: by the
+    reference's own distance from the float64 truth, and that of TF32 where PyTorch may use it, as in `Bounds.permitted`."""
     trial, facts, oracle = examiner.trial, examiner.trial.facts, examiner.trial.facts.oracle
     if not examiner.bounds.has_float64:
         return {}
     states = [found]
     try:
         if trial.lets_cudnn_use_tf32:
-            oracle.with_tf32_in_cudnn(inputs, facts.weights, training=oracle.training)
+            oracle.with_tf32(inputs, facts.weights, training=oracle.training, products=trial.settings.tf32_products)
             states.append(oracle.state_after())
         oracle.truth(inputs, facts.weights, training=oracle.training)
     except OutOfDomainError:

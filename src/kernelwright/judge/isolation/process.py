@@ -411,7 +411,8 @@ def on_core(core: int | None, workers: Iterable[Worker]) -> Iterator[None]:
 
 def _of_the_process(settings: Settings) -> dict[str, Any]:
     """The part of a worker's configuration that holds as long as its process."""
-    chosen = {"strict_fp32", "process_limit", "memory_limit_bytes", "device_memory_limit_bytes", "file_limit_bytes"}
+    limits = {"process_limit", "memory_limit_bytes", "device_memory_limit_bytes", "file_limit_bytes"}
+    chosen = limits | {"strict_fp32", "tf32_products"}
     return settings.model_dump(include=chosen) | {"threads": settings.threads or len(os.sched_getaffinity(0))}
 
 

@@ -47,6 +47,12 @@ _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 SYSTEM_READABLE = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/dev", "/run")
 
 
+def _require(done: bool, refusal: str) -> None:
+    """Raise with the system's reason where a call was refused."""
+    if not done:
+        raise SandboxError(f"{refusal}: {os.strerror(ctypes.get_errno())}.")
+
+
 def landlock_abi() -> int:
     """Version of Landlock this kernel offers; 0 when there is none."""
     version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
@@ -62,8 +68,7 @@ def _add_path(ruleset: int, path: Path, rights: int) -> None:
         if not path.is_dir():
             rights &= _FILE_RIGHTS
         attribute = struct.pack("=Qi", rights, handle)
-        if _libc.syscall(_ADD_RULE, ruleset, 1, attribute, 0) != 0:
-            raise SandboxError(f"Landlock refused a rule for {path}: {os.strerror(ctypes.get_errno())}.")
+        _require(_libc.syscall(_ADD_RULE, ruleset, 1, attribute, 0) == 0, f"Landlock refused a rule for {path}")
     finally:
         os.close(handle)
 
@@ -80,8 +85,7 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     attribute = struct.pack("=QQQ", handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
     ruleset = _libc.syscall(_CREATE_RULESET, attribute[:size], ctypes.c_size_t(size), 0)
-    if ruleset < 0:
-        raise SandboxError(f"Landlock refused its rule set: {os.strerror(ctypes.get_errno())}.")
+    _require(ruleset >= 0, "Landlock refused its rule set")
     read = (_EXECUTE | _READ_FILE | _READ_DIR) & handled
     for path in (*map(Path, SYSTEM_READABLE), *readable):
         _add_path(ruleset, path, read)
@@ -97,8 +101,7 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
         _add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
     for path in writable:
         _add_path(ruleset, path, handled)
-    if _libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
-        raise SandboxError(f"Landlock refused to restrict the process: {os.strerror(ctypes.get_errno())}.")
+    _require(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0, "Landlock refused to restrict the process")
     os.close(ruleset)
     return True
 
@@ -233,6 +236,10 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
         program.append((_JEQ, 0, len(body), number))
         program.extend(body)
 
+    def refuse_unless(number: int, *tests: tuple[int, int, int, int]) -> None:
+        """Tests of the first argument jump over the refusal."""
+        when(number, (_LD_ABS, 0, 0, low), *tests, (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
+
     for calls, answer in ((_DENIED, deny), (_IGNORED, _ERRNO)):
         for numbers in calls.values():
             if numbers[index] >= 0:
@@ -241,20 +248,12 @@ def _filter(own_pid: int, scoped_signals: bool) -> bytes:
     when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO))
     # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.
     when(_CLONE3[index], (_RET, 0, 0, _ERRNO | errno.ENOSYS))
-    when(_SOCKET[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, _AF_UNIX), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
-    when(_CLONE[index], (_LD_ABS, 0, 0, low), (_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
-    # Allowed with 0, the caller, as the process.
-    when(_PRLIMIT[index], (_LD_ABS, 0, 0, low), (_JEQ, 1, 0, 0), (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
+    refuse_unless(_SOCKET[index], (_JEQ, 1, 0, _AF_UNIX))
+    refuse_unless(_CLONE[index], (_JSET, 0, 1, _CLONE_NEW_ANY))
+    refuse_unless(_PRLIMIT[index], (_JEQ, 1, 0, 0))  # 0 is the caller
     if not scoped_signals:  # Landlock's signal scope is better: it lets a worker end its own children
         for numbers in _SIGNAL_CALLS:
-            when(
-                numbers[index],
-                (_LD_ABS, 0, 0, low),
-                (_JEQ, 2, 0, own_pid),
-                (_JEQ, 1, 0, 0),
-                (_RET, 0, 0, deny),
-                (_RET, 0, 0, _ALLOW),
-            )
+            refuse_unless(numbers[index], (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0))
     program.append((_RET, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -264,8 +263,7 @@ def restrict_calls(scoped_signals: bool) -> None:
     code = _filter(os.getpid(), scoped_signals)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
-    if _libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) != 0:
-        raise SandboxError(f"seccomp refused the filter: {os.strerror(ctypes.get_errno())}.")
+    _require(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp refused the filter")
 
 
 # --- privileges and resources -------------------------------------------------------------------------------------
@@ -273,14 +271,12 @@ def restrict_calls(scoped_signals: bool) -> None:
 
 def drop_privileges() -> None:
     """Give up every capability, also those that root would get back on exec."""
-    if _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise SandboxError(f"no_new_privs was refused: {os.strerror(ctypes.get_errno())}.")
+    _require(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs was refused")
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(_LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused when there is nothing to drop
     header = struct.pack("=Ii", 0x20080522, 0)
-    if _libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)) != 0:
-        raise SandboxError(f"Dropping capabilities was refused: {os.strerror(ctypes.get_errno())}.")
+    _require(_libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)) == 0, "Dropping capabilities was refused")
 
 
 def limit_resources(file_limit_bytes: int) -> None:

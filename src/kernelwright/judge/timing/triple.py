@@ -154,9 +154,7 @@ class ProcessTriple:
         for name, call in calls.items():
             with forgiving(self._trial, name):
                 answers[name] = call.result()
-        self._compare(answers["reference"], answers["candidate"], inputs)
-        if self._hold_at == 0:
-            self._first = inputs, answers["reference"].outputs, answers["candidate"].outputs
+        self._compare(answers["reference"], answers["candidate"], inputs, held=self._hold_at == 0)
 
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
@@ -220,14 +218,14 @@ class ProcessTriple:
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us += quiet_us
-        self._compare(answers["reference"], answers["candidate"], inputs)
-        if hold:
-            self._first = inputs, answers["reference"].outputs, answers["candidate"].outputs
+        self._compare(answers["reference"], answers["candidate"], inputs, held=hold)
 
-    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any]) -> None:
+    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], *, held: bool = False) -> None:
         check_form(self._trial, reference, candidate)
         allowed = self._check.timed_tolerance
         self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed, inputs)
+        if held:
+            self._first = inputs, reference.outputs, candidate.outputs
 
     def _near(self, outputs: Outputs, wanted: Outputs, what: str, allowed: Distance, inputs: list[Any]) -> None:
         far = _far(self._check, inputs, wanted, outputs, allowed)

@@ -61,6 +61,8 @@ class Harness:
         if config["strict_fp32"]:
             torch.backends.cudnn.allow_tf32 = False
             torch.backends.cuda.matmul.allow_tf32 = False
+        if config.get("tf32_products"):
+            torch.backends.cuda.matmul.allow_tf32 = True
         self.memory = {name: open_arena(description, files, self.device) for name, description in config["arenas"].items()}
         # Where no device is in use `torch.manual_seed` takes longer than many a call: see `tasks.seed_generators`.
         self.seed = _seed_processor if self.device.type == "cpu" else _manual_seed

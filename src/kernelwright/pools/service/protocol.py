@@ -72,7 +72,8 @@ class SettingsRequest(_WireModel):
     timed: bool | None = None
     """False checks correctness only."""
     strict_fp32: bool = False
-    """Turn TF32 off on both sides; it stays off where the service turned it off."""
+    """Turn TF32 off on both sides, also where the service allows it in products; it stays off where the service turned it
+    off. To allow it in products is the service's own choice."""
     processes_min: int | None = Field(default=None, ge=1, le=64)
     processes_max: int | None = Field(default=None, ge=1, le=64)
     blocks: int | None = Field(default=None, ge=2, le=1000)

@@ -288,7 +288,8 @@ def resolve(own: Settings, asked: SettingsRequest) -> Settings:
                 "Wanted the contract drop-in, this service's own; found kernelbench. `contracts` of a record answers both."
             )
         changes["contract"], forbid = asked.contract, forbid | DROP_IN_LABELS
-    changes |= {"strict_fp32": own.strict_fp32 or asked.strict_fp32, "forbid": forbid}
+    strict = own.strict_fp32 or asked.strict_fp32
+    changes |= {"strict_fp32": strict, "tf32_products": own.tf32_products and not strict, "forbid": forbid}
     return own.model_copy(update=changes)
 
 
