@@ -10,7 +10,7 @@ from kernelwright.pools.service.protocol import SettingsRequest
 from kernelwright.pools.service.queue import resolve
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
 from kernelwright.records.models import HINTS
-from kernelwright.report.bench_table import BenchEntry, _result
+from kernelwright.report.bench_table import BenchEntry, Precision, _result
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task
 from tests.quick import exhaustive_but
@@ -189,7 +189,7 @@ def test_a_service_gives_no_weaker_contract_than_its_own():
 def test_the_table_has_a_column_for_each_contract(judge):
     found = judge.evaluate(RELU, RENAMED, settings=KERNELBENCH)
     entry = BenchEntry(RELU.id, RELU.sha256, None, RENAMED.sha256)
-    new, old = (_result(entry, [one], False, ()) for one in (found, found.model_copy(update={"contracts": None})))
+    new, old = (_result(entry, [one], Precision.DEFAULT, ()) for one in (found, found.model_copy(update={"contracts": None})))
     rows = bench_table([new])
     assert rows[0].contracts == {"drop-in": 0, "kernelbench": 1}
     assert bench_table([old])[0].contracts is None
