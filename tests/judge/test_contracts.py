@@ -189,7 +189,8 @@ def test_a_service_gives_no_weaker_contract_than_its_own():
 def test_the_table_has_a_column_for_each_contract(judge):
     found = judge.evaluate(RELU, RENAMED, settings=KERNELBENCH)
     entry = BenchEntry(RELU.id, RELU.sha256, None, RENAMED.sha256)
-    new, old = (_result(entry, [one], Precision.DEFAULT, ()) for one in (found, found.model_copy(update={"contracts": None})))
+    older = found.model_copy(update={"contracts": None})
+    new, old = (_result(entry, [one], Precision.DEFAULT, ()) for one in (found, older))
     rows = bench_table([new])
     assert rows[0].contracts == {"drop-in": 0, "kernelbench": 1}
     assert bench_table([old])[0].contracts is None
