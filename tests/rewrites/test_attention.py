@@ -153,7 +153,6 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
 def errors(emitted: Path) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
     far = emitted.with_name("far.py")
@@ -170,10 +169,10 @@ def errors(emitted: Path) -> dict[str, float]:
 
 
 @needs_triton
-@pytest.mark.parametrize("case", CASES)
-def test_the_error_is_that_of_the_operands_type(case, errors):
+def test_the_error_is_that_of_the_operands_type(emitted):
     # Float32's own attention has 1e-7 to 4e-7 on these, float16's 2e-4.
-    assert errors[case] < (4e-4 if case.startswith("float16") else 3e-7)
+    found = errors(emitted)
+    assert {case: error for case, error in found.items() if error >= (4e-4 if case.startswith("float16") else 3e-7)} == {}
 
 
 @needs_triton
@@ -237,8 +236,9 @@ KERNELS = [
 ]
 
 
+@pytest.mark.exhaustive
 @needs_triton
-@pytest.mark.parametrize(("sizes", "causal"), exhaustive_but(KERNELS, KERNELS[0]))
+@pytest.mark.parametrize(("sizes", "causal"), KERNELS)
 def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for knobs in attention.alternatives(sizes):
@@ -381,7 +381,7 @@ def test_dropout_leaves_evaluation_mode_its_kernel(any_size):
 
 
 @needs_triton
-@pytest.mark.parametrize("name", exhaustive_but(TAKEN, "a mask that is state", "heads that are merged again"))
+@pytest.mark.parametrize("name", exhaustive_but(TAKEN, "a mask that is state"))
 def test_an_interpreted_candidate_equals_the_reference(name, any_size, tmp_path):
     made = workshop_of(TAKEN[name]).build(RECIPE)
     assert made is not None
