@@ -544,8 +544,9 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
         ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", "self.c(a)"),
         ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", "self.c(a)"),
         ("nn.Conv2d(16, 64, 1)", "16, 16, 64, 64", "F.max_pool2d(self.c(a), 4)"),
+        ("nn.Conv2d(16, 64, 1, stride=2)", "16, 16, 128, 128", "self.c(a)"),
     ],
-    ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window"],
+    ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window", "strides"],
 )
 def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward, tmp_path, monkeypatch) -> None:
     """Where they had channels each access took parts of 32 lines of memory in place of four, and each value an address.

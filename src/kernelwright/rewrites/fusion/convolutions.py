@@ -178,13 +178,14 @@ class ConvolutionKernel(TritonKernel):
         channels = sizes[1] // found.groups
         # In rows of an odd length Triton does not see neighbours in memory, and gives neighbouring threads channels. How
         # many values a thread reads at once still follows from what divides an address, and that divides the length of
-        # a row: none reads beyond a row's end. At a place of a window every second position is the next, and nothing
-        # divides an address.
-        adjacent = every[-1][0].scale == 1 and strides[-1] == 1
+        # a row: none reads beyond a row's end. Where strides or windows put positions further apart, a zero that the
+        # compiler does not know as one leaves nothing that divides an address: a thread reads one value at a time.
+        apart = every[-1][0].scale > 1 or self.program.pooled is not None
+        nearby = f"begin = tl.max_contiguous(begin{' + tl.program_id(1)' if apart else ''}, [POINTS, 1])"
         lines += [
             f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
-            *(["begin = tl.max_contiguous(begin, [POINTS, 1])"] if adjacent else []),
+            *([nearby] if strides[-1] == 1 else []),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
