@@ -549,9 +549,10 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window", "strides"],
 )
 def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward, tmp_path, monkeypatch) -> None:
-    """Where they had channels each access took parts of 32 lines of memory in place of four, and each value an address.
+    """Where they have channels each access takes parts of 32 lines of memory in place of four, and each value an address.
 
-    A thread reads one value at a time: what is told of neighbours is not true at the end of a row, nor in a window.
+    Which they have where nothing is known depends on Triton's version. A thread reads one value at a time, since what is
+    told of neighbours is not true at the end of a row, nor in a window.
     """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
@@ -575,9 +576,9 @@ def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward,
     reads = re.findall(r"(?:async_copy_global_to_local|tt.load) %inputs.*?64x16x!tt.ptr<f32>, (#\w+)>", found)
     writes = re.findall(r"tt.store .*?64x64x!tt.ptr<f32>, (#\w+)>", found)
     assert {layouts[one] for one in reads} == {"[1, 1], threadsPerWarp = [32, 1]"}
-    assert {layouts[one].rpartition(", ")[2] for one in writes} <= {"32]", "16]"}, "two or four of a thread's are adjacent"
+    assert {layouts[one].rpartition(" = ")[2] for one in writes} <= {"[32, 1]", "[16, 2]"}, "a thread may write four at once"
     weights = re.findall(r"(?:async_copy_global_to_local|tt.load) %weights.*?16x64x!tt.ptr<f32>, (#\w+)>", found)
-    if int(sizes.split(", ")[1]) % 16 == 0:
+    if int(sizes.split(", ")[1]) % 16 == 0 and ", 1" not in layer:
         wanted = {"[1, 4], threadsPerWarp = [2, 16]"}
     else:  # a filter's taps are adjacent
         wanted = {"[1, 1], threadsPerWarp = [16, 2]", "[4, 1], threadsPerWarp = [4, 8]"}

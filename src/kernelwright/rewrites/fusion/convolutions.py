@@ -36,9 +36,10 @@ class ConvolutionKernel(TritonKernel):
         number = signature.loads[list(program.loads).index(int(tiled.operands[1]))][0]
         self.by_taps = shape(found.source)[1] // found.groups % LEAST_SUM == 0
         """Whether a step of the sums has one tap, whose place is one number for all of them."""
-        if self.by_taps and [argument for argument, _ in signature.loads].count(number) == 1:
-            # A step reads one tap of many channels and outputs, none of which are adjacent in PyTorch's weights: each call
-            # first lays outputs side by side.
+        lone = [argument for argument, _ in signature.loads].count(number) == 1
+        if self.by_taps and lone and 1 not in strides[number][:2]:
+            # A step reads one tap of many channels and outputs, and in weights with several taps none of these are adjacent:
+            # each call first lays outputs side by side.
             size, outputs = shape(found.weight), 1 if found.transposed else 0
             order = (outputs, 1 - outputs, *range(2, len(size)))
             apart = itertools.accumulate((size[dim] for dim in order), operator.mul, initial=1)
@@ -46,6 +47,11 @@ class ConvolutionKernel(TritonKernel):
             strides = (*strides[:number], tuple(steps[dim] for dim in range(len(size))), *strides[number + 1 :])
         self.weight_strides = strides[number]
         super().__init__(name, program, signature, strides)
+
+    def _stored_at(self, pointer: str) -> str:
+        found = cast(Geometry, self.program.convolution)
+        phased = found.transposed and found.stride[-1] > 1 and self.program.pooled is None
+        return _side_by_side(pointer, apart=phased)
 
     def _index_type(self) -> str:
         large = numel(cast(Geometry, self.program.convolution).source) >= (1 << 31) - (1 << 25)
@@ -63,42 +69,34 @@ class ConvolutionKernel(TritonKernel):
         units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
         across = self.program.logical[2:] if pooled else units
         positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
-        # Dimensions whose phases are tasks of their own; a tile of windows has them all.
-        apart = [] if pooled else [dim for dim in range(rank) if strides[dim] > 1]
+        phased = [dim for dim in range(rank) if strides[dim] > 1]
+        apart = [] if pooled else phased  # whose phases are tasks of their own; a tile of windows has them all
         body = [
             f"task = tl.program_id(0).to({self._index_type()})",
             f"blocks = ({outputs} + CHANNELS - 1) // CHANNELS",
-            "channel = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[:, None]",
-            "filters = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
+            "channel = (task % blocks) * CHANNELS + tl.arange(0, CHANNELS)[None, :]",
             "task = task // blocks",
             *([f"group = task % {found.groups}", f"task = task // {found.groups}"] if found.groups > 1 else ["group = 0"]),
             f"i1 = group * {outputs} + channel",
         ]
         for dim in reversed(apart):
             body += [f"phase{dim} = task % {strides[dim]}", f"task = task // {strides[dim]}"]
-        names = ["i0", *(f"{'q' if pooled else 'u'}{dim}" for dim in range(rank))]
-
-        def places(index: str) -> list[str]:
-            """Indices of a tile's positions along one of its dimensions.
-
-            Products have them along the first, as tensor cores want many rows. What follows has them along the last: there
-            Triton puts neighbouring threads where it does not see which values are neighbours in memory.
-            """
-            return [
-                f"point = task * POINTS + tl.arange(0, POINTS){index}",
-                f"in_points = point < {positions}",
-                *self._split([Dim(size, ()) for size in (sizes[0], *across)], names, "point"),
-            ]
-
-        body += [f"in_channels = channel < {outputs}", *places("[:, None]")]
+        letter = "q" if pooled else "u"
+        body += [
+            "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
+            f"in_points, in_channels = point < {positions}, channel < {outputs}",
+            *self._split(
+                [Dim(size, ()) for size in (sizes[0], *across)], ["i0", *(f"{letter}{dim}" for dim in range(rank))], "point"
+            ),
+        ]
         masks = {dim: "in_channels" if dim == 1 else "in_points" for dim in range(rank + 2)}
         statements = Statements(self, 0, "in_tile", masks)
         after = statements.steps()
         if pooled:
             body += self._places(pooled, strides, [*self._products(found, units, positions), *statements.inner])
-            body += [*places("[None, :]"), *(f"i{dim + 2} = q{dim}" for dim in range(rank))]
+            body += [f"i{dim + 2} = q{dim}" for dim in range(rank)]
         else:
-            body += [*self._products(found, units, positions), *places("[None, :]")]
+            body += self._products(found, units, positions)
             for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
                 body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
                 body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
@@ -106,7 +104,7 @@ class ConvolutionKernel(TritonKernel):
         inputs = shape(found.source)[1] // found.groups
         long_steps = rank == 2 and (inputs % 32 == 0 or inputs % LEAST_SUM > 0)
         knobs, declared = f"KNOBS_{name.upper()}", [f"{name.upper()}_{one}" for one in self.names]
-        choices = self._choices(outputs, long_steps=long_steps)
+        choices = self._choices(outputs, whole=not phased and sizes[-1] % 4 == 0, long_steps=long_steps)
         if pooled:  # places of a window take as many registers again as those of a tap
             tiles = ((max(64, points // 2), *rest) for points, *rest in choices["tile"])
             choices |= {"tile": (*dict.fromkeys(tiles), choices["tile"][0])}
@@ -128,10 +126,11 @@ class ConvolutionKernel(TritonKernel):
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{chosen}({', '.join([*names, *outs])})"])])
 
     @staticmethod
-    def _choices(outputs: int, *, long_steps: bool) -> dict[str, tuple[Any, ...]]:
+    def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
         channels = max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
-        points = 256 if channels <= 32 else 128
+        # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
+        points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
         if not long_steps or channels < 64:
             return {"tile": tiles, "warps": (8, 4), "stages": (3, 2, 4)}
@@ -146,7 +145,7 @@ class ConvolutionKernel(TritonKernel):
         is_row = isinstance(operand, int) and self.program.levels()[operand] == ROW
         neutral = self.neutral[POOLERS[self._name_of(index)]]
         lines = [
-            f"best = tl.full([{1 if is_row else 'CHANNELS'}, POINTS], {neutral}, tl.float32)",
+            f"best = tl.full([POINTS, {1 if is_row else 'CHANNELS'}], {neutral}, tl.float32)",
             f"for spot in range(0, {math.prod(pooled.window)}):",
         ]
         inner, rest = [], "spot"
@@ -176,16 +175,11 @@ class ConvolutionKernel(TritonKernel):
             scale = phases[0].scale
             lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
         channels = sizes[1] // found.groups
-        # In rows of an odd length Triton does not see neighbours in memory, and gives neighbouring threads channels. How
-        # many values a thread reads at once still follows from what divides an address, and that divides the length of
-        # a row: none reads beyond a row's end. Where strides or windows put positions further apart, a zero that the
-        # compiler does not know as one leaves nothing that divides an address: a thread reads one value at a time.
         apart = every[-1][0].scale > 1 or self.program.pooled is not None
-        nearby = f"begin = tl.max_contiguous(begin{' + tl.program_id(1)' if apart else ''}, [POINTS, 1])"
         lines += [
             f"begin = {source} + i0 * {strides[0]} + group * {channels * strides[1]}"
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
-            *([nearby] if strides[-1] == 1 else []),
+            *([f"begin = {_side_by_side('begin', apart=apart)}"] if strides[-1] == 1 else []),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
@@ -218,20 +212,19 @@ class ConvolutionKernel(TritonKernel):
         place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
         masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         loop.append(f"inputs = tl.load({place}{masked})")
-        outputs = shape(found.weight)[1 if found.transposed else 0] // (1 if found.transposed else found.groups)
         if found.transposed:
-            row = f"(c_channel + group * {channels}) * {weights[0]} + filters * {weights[1]}"
+            row = f"(c_channel + group * {channels}) * {weights[0]} + channel * {weights[1]}"
         else:
-            row = f"c_channel * {weights[1]} + (group * {outputs} + filters) * {weights[0]}"
+            row = f"c_channel * {weights[1]} + i1 * {weights[0]}"
         if not (found.transposed or self.by_taps) and weights == contiguous_strides(shape(found.weight)):
-            place = f"(group * {outputs} + filters) * {weights[0]} + c"
+            place = f"i1 * {weights[0]} + c"
         else:
             taps = [
                 f"(first{dim} + {column_tap}{dim} * {phases[0].step}) * {weights[dim + 2]}"
                 for dim, phases in enumerate(every)
             ]
             place = " + ".join([row, *taps])
-        loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & (filters < {outputs}), other=0.0)")
+        loop.append(f"weights = tl.load({weight} + ({place}), mask={inside} & in_channels, other=0.0)")
         loop += [
             "if TF32:",
             '    acc = tl.dot(_to_tf32(inputs), _to_tf32(weights), acc, input_precision="tf32")',
@@ -239,7 +232,22 @@ class ConvolutionKernel(TritonKernel):
             # Tensor cores cut off bits where they add to an accumulator of their own.
             '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
         ]
-        return [*lines, *(f"    {line}" for line in loop), "acc = tl.trans(acc)"]
+        return [*lines, *(f"    {line}" for line in loop)]
+
+
+def _side_by_side(pointer: str, *, apart: bool) -> str:
+    """Pointers of a tile's positions, by which Triton lets neighbouring threads have neighbouring positions.
+
+    In rows of an odd length it does not see which values are neighbours in memory, and its versions guess differently. How
+    many values a thread moves at once still follows from what divides an address, and that divides the length of a row: no
+    thread goes beyond a row's end.
+
+    Args:
+        pointer: Pointers, one for each position along the first dimension.
+        apart: Whether positions are further apart than one value, by strides, phases or windows. A zero that the compiler
+            does not know as one leaves nothing that divides an address then, and a thread moves one value at a time.
+    """
+    return f"tl.max_contiguous({pointer}{' + tl.program_id(1)' if apart else ''}, [POINTS, 1])"
 
 
 def _indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:

@@ -208,6 +208,10 @@ class TritonKernel(FusedKernel):
         stored = f"_index_of({step})" if number in self.signature.indices else step
         return f"tl.store(out{number} + {offset}, {stored}{', mask=' + mask if mask else ''})"
 
+    def _stored_at(self, pointer: str) -> str:
+        """Pointers of a tile that is stored, with what a kernel knows of them."""
+        return pointer
+
     def _definition(self, suffix: str, arguments: Sequence[str], body: Sequence[str]) -> list[str]:
         """A kernel's text."""
         return [

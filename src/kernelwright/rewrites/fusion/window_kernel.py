@@ -98,7 +98,7 @@ class Statements:
             elif step.name in REDUCERS:
                 given = named(kernel._reduced(index))
                 given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
-                names[index] = self.name(kernel._whole_tile(index, given, "axis=0, keep_dims=True").partition(" = ")[2], "v")
+                names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
             else:
                 names[index] = self.name(text, "v")
         dense = contiguous_strides(program.logical)
@@ -107,6 +107,7 @@ class Statements:
         for place, (step_index, full, _) in enumerate(kernel.signature.stores):
             strides, mask = (dense, inside) if full else (rows, self.masks[0])
             pointer = self._position(f"out{place}", strides, row * strides[last - 1] if row else 0)
+            pointer = kernel._stored_at(pointer) if full else pointer
             self.lines.append(f"tl.store({pointer}, {names[step_index]}, mask={mask})")
         return self.lines
 
