@@ -161,7 +161,7 @@ class Model(nn.Module):
         self.hidden = torch.zeros(1)
 
     def forward(self, x):
-        self.hidden = torch.tanh(self.hidden + x.mean() + 0.1)
+        self.hidden = self.hidden + 0.1  # one that settles looks like none, and is compared with the truth
         return x * 0.1 + self.hidden
 
 
