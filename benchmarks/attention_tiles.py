@@ -12,13 +12,11 @@ one head of the first and last sequence against float64. `attention_tiles.json` 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from one_pass_products import tried
 from split_products import TEMPLATE, Timer, device, environment, load, relative_error, write_report
 
 template = load(TEMPLATE.with_name("attention.py"), "attention_template")
@@ -209,18 +208,9 @@ def main() -> None:
     if options.dry:
         # The interpreter does not know products of bfloat16 pieces.
         plans = [(name, knobs) for name, knobs in plans if knobs["precision"] != "bf16x6"]
-        failures = [compiled(options.out, shapes[name], knobs) for name, knobs in plans]
-    else:
-        emitted(options.out)
-        with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            futures = [pool.submit(compiled, options.out, shapes[name], knobs) for name, knobs in plans]
-            failures = [future.result() for future in futures]
-    failed = sum(one is not None for one in failures)
-    print(f"{len(plans)} choices, {failed} failed, {time.perf_counter() - began:.0f} s", flush=True)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for (name, knobs), failure in zip(plans, failures, strict=True):
-        rows.setdefault(name, []).append({"knobs": knobs, "failure": failure})
-    module, timer = emitted(options.out), Timer()
+    module = emitted(options.out)
+    rows = tried(compiled, options.out, shapes, plans, 0 if options.dry else options.jobs)
+    timer = Timer()
     for name, shape in shapes.items():
         if time.perf_counter() - began > options.seconds:
             print(f"no time for {name}", flush=True)

@@ -16,6 +16,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -86,6 +87,29 @@ def compiled(folder: Path, shape: Shape, knobs: dict[str, Any]) -> str | None:
     return None
 
 
+def tried(
+    compile_one: Callable[[Path, Any, dict[str, Any]], str | None],
+    folder: Path,
+    shapes: Mapping[str, Any],
+    plans: Sequence[tuple[str, dict[str, Any]]],
+    jobs: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Choices of knobs by shape, each with how it failed to compile; by so many processes, or with 0 in this one."""
+    began = time.perf_counter()
+    if jobs:
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            futures = [pool.submit(compile_one, folder, shapes[name], knobs) for name, knobs in plans]
+            failures = [future.result() for future in futures]
+    else:
+        failures = [compile_one(folder, shapes[name], knobs) for name, knobs in plans]
+    failed = sum(one is not None for one in failures)
+    print(f"{len(plans)} choices, {failed} failed, {time.perf_counter() - began:.0f} s", flush=True)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for (name, knobs), failure in zip(plans, failures, strict=True):
+        rows.setdefault(name, []).append({"knobs": knobs, "failure": failure})
+    return rows
+
+
 def timed(module: ModuleType, shape: Shape, rows: list[dict[str, Any]], timer: Timer) -> dict[str, Any]:
     """Times and errors of SGEMM and of the choices that compiled."""
     import torch
@@ -147,19 +171,9 @@ def main() -> None:
     plans = [(name, asdict(one)) for name, shape in shapes.items() for one in template.alternatives(*shape[:4])]
     if options.dry:
         plans = [(name, knobs | {"block_k": min(32, knobs["block_k"])}) for name, knobs in plans[::3]]
-    if options.dry:
-        failures = [compiled(options.out, shapes[name], knobs) for name, knobs in plans]
-    else:
-        emitted(options.out)
-        with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            futures = [pool.submit(compiled, options.out, shapes[name], knobs) for name, knobs in plans]
-            failures = [future.result() for future in futures]
-    failed = sum(one is not None for one in failures)
-    print(f"{len(plans)} choices, {failed} failed, {time.perf_counter() - began:.0f} s", flush=True)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for (name, knobs), failure in zip(plans, failures, strict=True):
-        rows.setdefault(name, []).append({"knobs": knobs, "failure": failure})
-    module, timer = emitted(options.out), Timer()
+    module = emitted(options.out)
+    rows = tried(compiled, options.out, shapes, plans, 0 if options.dry else options.jobs)
+    timer = Timer()
     for name, shape in shapes.items():
         if time.perf_counter() - began > options.seconds:
             print(f"no time for {name}", flush=True)
@@ -170,7 +184,7 @@ def main() -> None:
         for row in sorted(found["choices"], key=lambda row: row.get("ms", 1e9)):
             said = f"{row['ms']:.4f} ms, {row['speedup']:.2f} x, error {row['error']:.2e}" if "ms" in row else row["failure"]
             print("  ", said, *row["knobs"].values(), flush=True)
-    worked = {knobs["precision"] for (_, knobs), failure in zip(plans, failures, strict=True) if failure is None}
+    worked = {row["knobs"]["precision"] for found in rows.values() for row in found if row["failure"] is None}
     for precision in template.PRECISIONS:
         if precision in worked and time.perf_counter() - began < options.seconds:
             small = {"block_m": 16, "block_n": 16, "num_warps": 4} if options.dry else {"block_n": 64, "num_warps": 4}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -179,3 +182,26 @@ def interpreted(script: str, reference: str, candidate: str, folder: Path, *argu
         timeout=300,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def interpreted_answer(script: str, *arguments: str) -> Any:
+    """The JSON that a script prints in a process in which Triton interprets."""
+    answer = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return json.loads(answer.stdout)
+
+
+def module_at(path: Path) -> ModuleType:
+    """The module in a file, under the file's name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

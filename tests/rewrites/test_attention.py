@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +24,7 @@ from kernelwright.rewrites.templates import attention, one_pass_product, split_p
 from kernelwright.rewrites.templates.attention import Attention, AttentionKnobs
 from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import compare, interpreted, task_text
+from tests.rewrites.samples import compare, interpreted, interpreted_answer, module_at, task_text
 from tests.rewrites.test_products import written
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -131,15 +127,6 @@ CASES: dict[str, tuple[object, ...]] = {
 so that none of these cases has it."""
 
 
-def loaded(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
 def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests read what ptxas says as the script does."""
@@ -157,15 +144,8 @@ def errors(emitted: Path) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
     far = emitted.with_name("far.py")
     far.write_text(emitted.read_text().replace("wide = any(", "wide = bool("))
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values()))],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    return dict(zip(CASES, json.loads(answer.stdout), strict=True))
+    found = interpreted_answer(INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values())))
+    return dict(zip(CASES, found, strict=True))
 
 
 @needs_triton
@@ -199,7 +179,7 @@ def built(path: Path, sizes: Attention, knobs: AttentionKnobs, *, causal: bool, 
     """What a kernel takes on Hopper, and its PTX."""
     from helion_check import resources
 
-    module = loaded(path)
+    module = module_at(path)
     kind, most = TYPES[sizes.dtype], 64 if sizes.dtype == "float32" else 256
     (first, rest), (first_v, rest_v) = (module.attention_parts(one, most) for one in (sizes.width, sizes.width_v))
     constants: dict[str, object] = {"BLOCK_M": knobs.block_m, "BLOCK_N": knobs.block_n, "WIDTH": sizes.width}

@@ -16,7 +16,7 @@ from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, compare, interpreted, task_text
+from tests.rewrites.samples import apply_rules, compare, interpreted, module_at, task_text
 
 POINTWISE = """
 z = torch.relu(a) * self.p + F.gelu(a, approximate='tanh') - F.mish(a) / 3 + F.silu(b)
@@ -518,12 +518,9 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     channels = name in REDUCED
     done = apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True, channels=channels)
     path.write_text(done.source)
-    spec = importlib.util.spec_from_file_location("kernels", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
+    kernels = [
+        item for key, item in vars(module_at(path)).items() if key.startswith("_fused") and hasattr(item, "arg_names")
+    ]
     assert kernels
     for kernel in kernels:
         kinds = dict.fromkeys((*LENGTHS, "TF32"), "constexpr") | ({"in1": "*i1"} if name == "scans" else {})
@@ -563,10 +560,7 @@ def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward,
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, channels=True)
     path = tmp_path / "kernels.py"
     path.write_text(done.source)
-    spec = importlib.util.spec_from_file_location("kernels", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kernel = module._fused_0_kernel
+    kernel = module_at(path)._fused_0_kernel
     constants = {"POINTS": 64, "CHANNELS": 64, "LENGTH": 16, "TF32": True}
     signature = {argument: "constexpr" if argument in constants else "*fp32" for argument in kernel.arg_names}
     places = {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind != "constexpr"}

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import one_pass_product
 from kernelwright.rewrites.templates.one_pass_product import OnePassKnobs
-from tests.rewrites.samples import compare, task_text
+from tests.rewrites.samples import compare, interpreted_answer, module_at, task_text
 from tests.rewrites.test_fusion import interpret
 from tests.rewrites.test_products import replaced, written
 
@@ -74,15 +71,8 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
     path = tmp_path_factory.mktemp("emitted") / "product.py"
     path.write_text(one_pass_product.emit(OnePassKnobs()))
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERPRET, str(path), json.dumps(list(CASES.values()))],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    return dict(zip(CASES, json.loads(answer.stdout), strict=True))
+    found = interpreted_answer(INTERPRET, str(path), json.dumps(list(CASES.values())))
+    return dict(zip(CASES, found, strict=True))
 
 
 @needs_triton
@@ -97,11 +87,7 @@ def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, mo
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     path = tmp_path / "kernels.py"
     path.write_text(one_pass_product.emit(knobs))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(path)
     constants = {"BLOCK_M": knobs.block_m, "BLOCK_N": knobs.block_n, "BLOCK_K": knobs.block_k, "GROUP": 8, "k_a": 1}
     constants |= {"PRECISION": knobs.precision, "EVEN": True, "col_b": 1}
     signature = {name: "i32" for name in module.multiply.arg_names if name not in constants}

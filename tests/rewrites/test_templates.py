@@ -18,6 +18,7 @@ from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.rewrites.templates import split_product
 from kernelwright.rewrites.templates.split_product import Knobs
 from tests.quick import exhaustive_but
+from tests.rewrites.samples import module_at
 
 SMALL = Knobs(block_m=64, block_n=64, block_k=32, num_warps=4, chunk=32)
 CASES = {
@@ -133,12 +134,7 @@ def test_inf_and_nan_are_those_of_float32(interpreted):
 
 def emitted(knobs: Knobs, path: Path) -> ModuleType:
     path.write_text(split_product.emit(knobs))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(path)
 
 
 @needs_triton

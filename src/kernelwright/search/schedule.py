@@ -51,9 +51,9 @@ def best_estimate(screened: Sequence[Screened]) -> float:
 
 
 def promise(screened: Sequence[Screened]) -> float:
-    """What a task's best estimate gains, for each second that it is likely to cost the judge.
+    """Logarithm of a task's best estimate over the seconds of its longest look by screening: its expected gain a second.
 
-    What took screening long, a compiler or large tensors, takes the judge long too: the longest look is the measure.
+    The judge takes long where screening did, for compilers and large tensors, so that a look's time stands for its own.
     """
     longest_s = max((one.elapsed_s for one in screened), default=0.0)
     return math.log(max(best_estimate(screened), LEAST_GAIN)) / max(longest_s, _SHORTEST_LOOK_S)
