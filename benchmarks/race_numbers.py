@@ -244,17 +244,18 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
     released: dict[str, dict[str, float | None]] = defaultdict(dict)
     for run in runs:
         released[run.gpu] |= run.released()
+    searched = [run for run in runs if (run.read_json("config.json") or {}).get("policy")]
     for group in GROUPS:
-        chosen = [run for run in runs if run.group == group and (run.read_json("config.json") or {}).get("policy")]
+        chosen = [run for run in searched if run.group == group]
         if chosen:
             lines = later_by_task(chosen)
             summary |= {f"{group}{key}": value for key, value in with_levels(lines, released).items()}
             summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
     pairs = on_both(summary)
     if pairs:
-        chosen_lines = each_once(summary)
-        summary["each_once"] = with_levels(chosen_lines, released) | {
-            "h100_tasks": sum(is_counted(line) and line["run"] in summary["h100_runs"] for line in chosen_lines)
+        lines = later_by_task(run for run in searched if run.group in {"", "h100_"})
+        summary["each_once"] = with_levels(lines, released) | {
+            "h100_tasks": sum(is_counted(line) and line["run"] in summary["h100_runs"] for line in lines)
         }
         summary["h100_carried"] = {
             "tasks": len(pairs),
@@ -266,18 +267,6 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
         if lines := carried_lines(summary, runs):
             summary["h100_carried_winners"] = carried_part(lines) | {"rows": lines}
     return summary
-
-
-def each_once(summary: Mapping[str, Any]) -> list[Line]:
-    """One line for each task of the shapes that both GPUs searched: that of the H100, whose runs are later and time winners
-    beside their best baseline, where it is decided there. Of a task that neither decides the line with baselines."""
-    chosen = {line["task"]: line for line in summary["rows"]}
-    for line in summary["h100_rows"]:
-        known = chosen.get(line["task"])
-        is_no_worse = known is None or line["baselines_measured"] or not known["baselines_measured"]
-        if is_counted(line) or (is_no_worse and not (known and is_counted(known))):
-            chosen[line["task"]] = line
-    return list(chosen.values())
 
 
 def on_both(summary: Mapping[str, Any]) -> list[tuple[Line, Line]]:

@@ -140,8 +140,8 @@ def once(summary: Mapping[str, Any]) -> list[str]:
         "## Each task once",
         "",
         f"Of the {told['asked']} tasks of CUDA-L1's shapes that an H200 or an H100 searched, {told['tasks']} are decided. "
-        f"{told['h100_tasks']} of them count with the H100's numbers, since its runs are later and time most winners beside "
-        "their best baseline; the others with the H200's.",
+        f"{told['h100_tasks']} of them count with an H100's numbers and the others with an H200's: those of the run that "
+        "decided the task last, whichever way it went.",
         "",
         *headline(told, ""),
         "",

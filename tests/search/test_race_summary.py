@@ -184,6 +184,13 @@ def test_of_two_runs_the_later_one_decides_a_task_even_if_it_was_slower(race_sum
     assert (rows["kernelbench/level1/1"]["run"], rows["kernelbench/level1/1"]["speedup"]) == ("slower", 1.5)
     assert rows["kernelbench/level1/2"]["run"] == "race", "the later run does not decide it"
 
+    for one, gpu in ((slower, "H200"), (run, "H100 80GB HBM3")):
+        one.write_json("config.json", one.read_json("config.json") | {"suite": "cuda-l1"})
+        one.write_json("environment.json", {"gpu": [{"name": f"NVIDIA {gpu}"}]})
+    race_summary.main([*(str(one.path) for one in given), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["each_once"]
+    assert (found["tasks"], found["h100_tasks"]) == (3, 1), "that of the later run, of whichever GPU"
+
 
 def test_each_suite_has_numbers_and_a_section_of_its_own(race_summary, run, tmp_path):
     runs = {}

@@ -211,24 +211,26 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 class OddSide:
     """Answers a call with the inputs, moved by `error`, or raises."""
 
-    def __init__(self, error=0.0):
+    def __init__(self, error=0.0, outer_us=1000.0):
         self.error = error
+        self.outer_us = outer_us
         self.asked = []
 
     def place(self, inputs, slot):
         self.asked.append(inputs)
         return 0
 
-    def call(self, layout, *, seed):
+    def call(self, layout, *, seed, hold=False):
         if isinstance(self.error, Exception):
             raise self.error
-        return SimpleNamespace(outputs=[self.asked[-1][0] + self.error])
+        clocks = CallClocks(self.outer_us, self.outer_us, 0.0)
+        return SimpleNamespace(outputs=[self.asked[-1][0] + self.error], clocks=clocks)
 
 
 def odd_run(**errors):
     """The trial draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
     trial = FakeTrial()
-    trial.draw = lambda chosen: chosen.apply([torch.ones(4)], None)
+    trial.draw = lambda chosen=None: chosen.apply([torch.ones(4)], None) if chosen else [torch.ones(4)]
     trial.call_seed = lambda: None
     sides = {name: OddSide(errors.get(name, 0.0)) for name in SIDES}
     return ProcessTriple(trial, trial.check, sides, lambda: 0.0), trial, sides
@@ -255,6 +257,23 @@ def test_a_rival_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
     trial.has_rival = True
     run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
     assert [len(side.asked) for side in sides.values()] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(("first_call_s", "asked"), [(0.5, 1), (9.0, 2)])
+def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(monkeypatch, first_call_s, asked):
+    """Alone it has five seconds for a call, and torch.compile takes longer for another layout of a large network."""
+    run, trial, sides = odd_run()
+    trial.has_rival = False
+    sides["candidate"].outer_us = first_call_s * 1e6
+    monkeypatch.setattr(triple, "check_form", lambda *given: None)
+    elsewhere = InputSet("elsewhere", lambda x, g: x.clone(), "", layout=True)
+    trial.check.tolerances |= {elsewhere: Distance(1e-6, 1e-6), InputSet("negative", lambda x, g: -x, ""): Distance(0, 0)}
+    run.first_calls()
+    assert [len(side.asked) for side in sides.values()] == [asked] * 3
+    sides["candidate"].error = 1e-3
+    trial.check.timed_tolerance = Distance(1.0, 1.0)
+    with pytest.raises(RejectionError, match="`elsewhere`") if asked == 2 else contextlib.nullcontext():
+        run.first_calls()
 
 
 def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_not():

@@ -27,7 +27,7 @@ SERIES_CALLS_MAX = 16
 SERIES_BYTES_MAX = 256 << 20
 """Calls under one request, as far as their inputs and outputs fit into this much memory."""
 
-_ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
+ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
 """Limit of a candidate's call while others are stopped for it: so long, and this many times its longest call. Our choice."""
 
 
@@ -183,8 +183,7 @@ class Side:
         return layout
 
     def _prepare(self, inputs: list[Any], slot: int) -> tuple[int, list[_Placed]]:
-        """All of placing inputs but the writing, which a worker may not see too early: the layout's number, and what belongs
-        where."""
+        """Place inputs, but for the writing, which no worker may see too early: the layout's number, and what goes where."""
         skeleton, tensors = flatten(inputs)
         laid_out = [_without_overlap(tensor) for tensor in tensors]
         specs, size = plan(laid_out, as_aligned=True)
@@ -246,7 +245,7 @@ class Side:
             return self._settings.build_limit_s
         limit_s = self._settings.run_limit_s * calls
         if self.role == "candidate" and self._spec.gate.alone:
-            return min(limit_s, _ALONE_LIMIT_S + _ALONE_RATIO * max(self.calls_us, default=0.0) / 1e6 * calls)
+            return min(limit_s, ALONE_LIMIT_S + _ALONE_RATIO * max(self.calls_us, default=0.0) / 1e6 * calls)
         return limit_s
 
     def _hold(self) -> None:

@@ -30,7 +30,7 @@ from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
 from kernelwright.judge.isolation.process import WorkerError
-from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
+from kernelwright.judge.isolation.side import ALONE_LIMIT_S, SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import CallSamples, TripleClocks
@@ -155,6 +155,8 @@ class ProcessTriple:
             with forgiving(self._trial, name):
                 answers[name] = call.result()
         self._compare(answers["reference"], answers["candidate"], inputs, held=self._hold_at == 0)
+        if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
+            self.odd_inputs([one for one in self._check.tolerances if one.layout])
 
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
@@ -233,8 +235,7 @@ class ProcessTriple:
             raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
 
     def audit(self) -> None:
-        """Call in series under one request each: the outer clock of a single request has the noise of a GPU's switching
-        contexts."""
+        """Call in series under one request each: the clock of a single one has the noise of a GPU's switching contexts."""
         count = self._series_calls()
         settings, start_s = self._trial.settings, time.perf_counter()
         done = self._samples["candidate"].series
