@@ -3,21 +3,24 @@
     python benchmarks/attention_tiles.py --out results --seconds 100 --commit "$(git rev-parse HEAD)"
     python benchmarks/attention_tiles.py --out /tmp/dry --dry     # no GPU: Triton's interpreter, tiny shapes
 
-Every choice is first compiled in parallel processes. Then each shape is timed as split_products.py times them: replays of a
-CUDA graph that holds all launches of a call, with the L2 cache overwritten before each. Beside the choices these are softmax
-attention as modules write it, and `F.scaled_dot_product_attention` with the kernel that PyTorch takes. Errors are those of
-one head of the first and last sequence against float64. `attention_tiles.json` is rewritten after each shape.
+Every choice first runs once at full size, in a process of its own: an illegal access leaves a process without a GPU. Then
+each shape is timed, in a process of its own too, as split_products.py times them: replays of a CUDA graph that holds all
+launches of a call, with the L2 cache overwritten before each. Beside the choices these are softmax attention as modules
+write it, and `F.scaled_dot_product_attention` with the kernel that PyTorch takes. Errors are those of one head of the first
+and last sequence against float64. `attention_tiles.json` is rewritten after each shape.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,9 +135,7 @@ def compiled(folder: Path, shape: Shape, knobs: dict[str, Any]) -> str | None:
     try:
         import torch
 
-        # Sizes do not change the machine code, except by what divides them.
-        fewer = replace(shape, batch=1)
-        ours(emitted(folder), fewer, operands(fewer), knobs)
+        ours(emitted(folder), shape, operands(shape), knobs)
         if device() == "cuda":
             torch.cuda.synchronize()
     # Compilers and drivers raise many types, and one refused choice must not end the others.
@@ -143,11 +144,12 @@ def compiled(folder: Path, shape: Shape, knobs: dict[str, Any]) -> str | None:
     return None
 
 
-def timed(module: ModuleType, shape: Shape, rows: list[dict[str, Any]], timer: Timer) -> dict[str, Any]:
-    """Times in microseconds and errors of PyTorch's forms and of the choices that compiled."""
+def timed(folder: Path, shape: Shape, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Times in microseconds and errors of PyTorch's forms and of the choices that ran."""
     import torch
 
-    given = operands(shape)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    module, timer, given = emitted(folder), Timer(), operands(shape)
     ends = [0, shape.batch - 1]
     q, k, v, mask = given
     few = [one[ends, :1].double() for one in (q, k, v)]
@@ -172,8 +174,25 @@ def timed(module: ModuleType, shape: Shape, rows: list[dict[str, Any]], timer: T
     return report
 
 
+def timed_apart(folder: Path, shape: Shape, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `timed` finds in a process of its own, or how it failed."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(timed_or_failed, folder, shape, rows).result()
+
+
+def timed_or_failed(folder: Path, shape: Shape, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `timed` finds, or how it failed: not every error of PyTorch goes from one process to another."""
+    # A shape that finds no memory must not end the others.
+    try:
+        return timed(folder, shape, rows)
+    except RuntimeError as failure:
+        return {"failure": str(failure)[:400]}
+
+
 def line(name: str, found: dict[str, Any]) -> str:
     """What is known of a shape, for a log."""
+    if "failure" in found:
+        return f"{name}: {found['failure']}"
     parts = [f"{one} {found[one]['us']:.1f} us ({found[one]['error']:.1e})" for one in ("eager", "sdpa")]
     for row in sorted(found["choices"], key=lambda row: row.get("us", float("inf"))):
         knobs = "/".join(map(str, row["knobs"].values()))
@@ -192,9 +211,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry:
         os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
     began = time.perf_counter()
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"environment": environment(options.commit), "shapes": {}}
@@ -208,20 +224,14 @@ def main() -> None:
     if options.dry:
         # The interpreter does not know products of bfloat16 pieces.
         plans = [(name, knobs) for name, knobs in plans if knobs["precision"] != "bf16x6"]
-    module = emitted(options.out)
-    rows = tried(compiled, options.out, shapes, plans, 0 if options.dry else options.jobs)
-    timer = Timer()
+    emitted(options.out)
+    rows = tried(compiled, options.out, shapes, plans, 0 if options.dry else options.jobs, per_process=1)
     for name, shape in shapes.items():
         if time.perf_counter() - began > options.seconds:
             print(f"no time for {name}", flush=True)
             continue
-        # A shape that finds no memory must not end the others.
-        try:
-            report["shapes"][name] = asdict(shape) | timed(module, shape, rows[name], timer)
-            print(line(name, report["shapes"][name]), flush=True)
-        except RuntimeError as failure:
-            report["shapes"][name] = asdict(shape) | {"failure": str(failure)[:400]}
-            print(f"{name}: {failure}", flush=True)
+        report["shapes"][name] = asdict(shape) | timed_apart(options.out, shape, rows[name])
+        print(line(name, report["shapes"][name]), flush=True)
         save()
     print(f"done in {time.perf_counter() - began:.0f} s", flush=True)
 

@@ -93,11 +93,16 @@ def tried(
     shapes: Mapping[str, Any],
     plans: Sequence[tuple[str, dict[str, Any]]],
     jobs: int,
+    per_process: int | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Choices of knobs by shape, each with how it failed to compile; by so many processes, or with 0 in this one."""
+    """Choices of knobs by shape, each with how it failed; by so many processes, or with 0 in this one.
+
+    `per_process`: choices after which a process ends; with 1 a choice that makes the GPU unusable fails alone.
+    """
     began = time.perf_counter()
     if jobs:
-        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=per_process) as pool:
             futures = [pool.submit(compile_one, folder, shapes[name], knobs) for name, knobs in plans]
             failures = [future.result() for future in futures]
     else:

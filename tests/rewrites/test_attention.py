@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,8 @@ def built(path: Path, sizes: Attention, knobs: AttentionKnobs, *, causal: bool, 
     from helion_check import resources
 
     module = module_at(path)
-    kind, most = TYPES[sizes.dtype], 64 if sizes.dtype == "float32" else 256
-    (first, rest), (first_v, rest_v) = (module.attention_parts(one, most) for one in (sizes.width, sizes.width_v))
+    kind, split = TYPES[sizes.dtype], sizes.dtype == "float32"
+    (first, rest), (first_v, rest_v) = (module.attention_parts(one, split) for one in (sizes.width, sizes.width_v))
     constants: dict[str, object] = {"BLOCK_M": knobs.block_m, "BLOCK_N": knobs.block_n, "WIDTH": sizes.width}
     constants |= {"FIRST": first, "REST": rest, "WIDTH_V": sizes.width_v, "FIRST_V": first_v, "REST_V": rest_v}
     constants |= {"CAUSAL": causal, "MASK": mask, "EVEN": sizes.keys % knobs.block_n == 0, "PRECISION": knobs.precision}
@@ -250,6 +251,37 @@ def test_float32_has_all_products_of_its_pieces(precision, emitted, tmp_path, mo
     assert count == 3 * once > 0
 
 
+HEADS_OF = {
+    "two parts": replace(MANY, width=96, width_v=96),
+    "a short second part": replace(MANY, width=80, width_v=80),
+    "one part": replace(MANY, width=48, width_v=48),
+    "longer keys": replace(MANY, width=64, width_v=32),
+    "short keys": replace(MANY, width=16, width_v=64),
+}
+DESCRIPTOR = re.compile(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{12,});")
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", exhaustive_but(HEADS_OF, "two parts"))
+def test_float32_pieces_at_one_address_have_one_layout(heads, emitted, tmp_path, monkeypatch):
+    """From a kernel with two, ptxas 12.8 made descriptors of registers that nothing had written: an illegal access."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for knobs in attention.alternatives(HEADS_OF[heads]):
+        _, ptx = built(emitted, HEADS_OF[heads], knobs, causal=False, mask="none")
+        layouts: dict[str, set[int]] = {}
+        for address, rest in DESCRIPTOR.findall(ptx):
+            layouts.setdefault(address, set()).add(int(rest) >> 32)
+        assert layouts, "descriptors of wgmma are found"
+        assert {len(one) for one in layouts.values()} == {1}, knobs
+
+
+@pytest.mark.parametrize(("width", "width_v", "split"), [(96, 96, 0), (64, 96, 0), (64, 32, 0), (64, 64, 3), (128, 40, 2)])
+def test_pieces_of_bfloat16_are_offered_where_their_rows_are_equal(width, width_v, split):
+    found = attention.alternatives(replace(MANY, width=width, width_v=width_v))
+    assert sum(one.precision == "bf16x6" for one in found) == split
+    assert sum(one.precision == "tf32x3" for one in found) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -275,7 +307,7 @@ def test_few_queries_are_spread_over_the_multiprocessors():
         first, *others = attention.alternatives(few)
         assert first.block_m == 64
         assert {first, *others} == set(attention.alternatives(MANY))
-        assert len(others) == len(set(others)) >= 3
+        assert len(others) == len(set(others)) >= 2
 
 
 QKV = "torch.randn(2, 4, 32, 16), torch.randn(2, 4, 32, 16), torch.randn(2, 4, 32, 16)"

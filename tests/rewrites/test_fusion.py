@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.records.knobs import fixed, knobs_of
 from kernelwright.rewrites.fusion import groups, one_read, windows
 from kernelwright.rewrites.fusion import triton as triton_printer
@@ -530,6 +531,21 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
             constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
             source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
             assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+@needs_triton
+def test_a_mean_is_rounded_before_it_is_subtracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own division is a product, which ptxas would join with the difference."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    path = tmp_path / "kernels.py"
+    path.write_text(apply_rules(task_text("return F.layer_norm(a, [768]) * 2", "torch.randn(64, 768)"), fuse="cuda").source)
+    kernel = module_at(path)._fused_0_kernel
+    ptx = compile_triton(kernel, dict.fromkeys(kernel.arg_names, "*fp32"), {}, 90).ptx
+    rounded, product = (set(re.findall(rf"div\.{one}\.f32\s+(%\w+)", ptx)) for one in ("rn", "full"))
+    subtracted = set(re.findall(r"sub\.f32\s+%\w+, %\w+, (%\w+);", ptx))
+    assert rounded
+    assert subtracted == rounded
+    assert not subtracted & product
 
 
 @needs_triton

@@ -12,7 +12,8 @@ is not read again, so that a mask that is causal costs little more than the flag
 A query that sees no key gets zeros, as PyTorch has it since 2.5. Inf and NaN come out as in PyTorch where nothing is hidden.
 Those of hidden keys and values may or may not come through, as in PyTorch, whose kernels differ among each other.
 
-Heads are padded to a power of two, or to the sum of two where that is less, as 96 is 64 and 32.
+Heads are padded to a power of two, or to the sum of two where that is less, as 96 is 64 and 32. Those of float32 are padded
+to 32 at least.
 
 The emitted module imports torch and triton, and defines `tiled_attention(q, k, v, mask, scale, causal, ...)` of three or
 four dimensions with any strides. This module itself imports the standard library alone.
@@ -140,12 +141,21 @@ def refusal(sizes: Attention) -> str | None:
     return None
 
 
+def _row_lengths(width: int) -> set[int]:
+    """Numbers in the rows of the tiles of a float32 head, as the emitted `attention_parts` has it."""
+    return {32} if width <= 32 else {64, 32} if 64 < width <= 96 else {64}
+
+
 def alternatives(sizes: Attention) -> tuple[AttentionKnobs, ...]:
     """Knobs worth a look for a call of these sizes, the default first."""
     widest = max(sizes.width, sizes.width_v)
     found: tuple[AttentionKnobs, ...]
     if sizes.dtype == "float32":
         found = _NARROW_SPLIT if widest <= 64 else _WIDE_SPLIT
+        # Rows of 32 and of 64 pieces in bfloat16 have two layouts at one address of shared memory. From those ptxas 12.8, of
+        # Triton 3.6.0 and 3.7.1, makes code that reads registers without a value: an illegal access or wrong numbers.
+        if len(_row_lengths(sizes.width) | _row_lengths(sizes.width_v)) > 1:
+            found = tuple(one for one in found if one.precision != "bf16x6")
     else:
         found = _NARROW if widest <= 64 else _WIDE if widest <= 128 else _WIDEST
     # Tiles of 128 queries would leave some of the multiprocessors idle, or be half empty.
