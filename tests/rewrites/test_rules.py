@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernelwright.rewrites.helpers import heads_inside_on_gpu
 from kernelwright.rewrites.rules import RULES
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
@@ -681,3 +683,41 @@ def test_outputs_behind_attention_lie_as_the_references_whatever_kernel_answers(
     inputs = [torch.randn(2, 3, 5, 4) for _ in range(3)]
     assert not transposed(*inputs).is_contiguous()
     assert space["ModelNew"]()(*inputs).is_contiguous()
+
+
+class OnGpu(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+WIDE = "torch.randn(2, 3, 5, 512), torch.randn(2, 3, 7, 512), torch.randn(2, 3, 7, {})"
+
+
+def test_a_result_of_wide_attention_lies_as_that_of_pytorchs_kernel_on_a_gpu():
+    rewritten = apply_rules(task_text("return F.scaled_dot_product_attention(a, b, c)", WIDE.format(8)), "wide-attention")
+    assert "heads_inside_on_gpu(" in rewritten.source
+    with FakeTensorMode():
+        given = [torch.empty(2, 3, rows, 512, device="cuda") for rows in (5, 7, 7)]
+        theirs = torch.ops.aten._scaled_dot_product_efficient_attention(*given, None, False)[0]
+    ours = torch.randn(2, 3, 5, 512)
+    laid_out = heads_inside_on_gpu(ours.as_subclass(OnGpu))
+    assert laid_out.stride() == theirs.stride()
+    assert torch.equal(laid_out.as_subclass(torch.Tensor), ours)
+    assert heads_inside_on_gpu(ours) is ours, "on a processor it is dense"
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs"),
+    [
+        ("return F.scaled_dot_product_attention(a, b, c) + 1", WIDE.format(8)),
+        ("return F.scaled_dot_product_attention(a, b, c)", WIDE.format(6)),
+        ("return F.scaled_dot_product_attention(a[0], b[0], c[0])", WIDE.format(8)),
+        ("return F.scaled_dot_product_attention(a.double(), b.double(), c.double())", WIDE.format(8)),
+    ],
+    ids=["not handed out", "not aligned", "three dimensions", "float64"],
+)
+def test_other_results_of_wide_attention_stay_as_they_lie(forward, inputs):
+    rewritten = apply_rules(task_text(forward, inputs), "wide-attention")
+    assert rewritten.fired == ("wide-attention",)
+    assert "heads_inside_on_gpu" not in rewritten.source

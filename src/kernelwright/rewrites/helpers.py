@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 
 
+def heads_inside_on_gpu(result: torch.Tensor) -> torch.Tensor:
+    """An attention's result (batch, heads, queries, width) as PyTorch's kernel for wide heads lays it out on a GPU."""
+    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.is_cuda else result
+
+
 def window_counts(
     like: torch.Tensor,
     size_in: int,

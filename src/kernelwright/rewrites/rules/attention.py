@@ -21,6 +21,7 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
+from kernelwright.rewrites.helpers import heads_inside_on_gpu
 from kernelwright.rewrites.rules.affine import affine
 from kernelwright.rewrites.rules.base import each
 
@@ -58,7 +59,8 @@ LEAST_WIDE_HEAD = 512
 def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     """Attention of long queries is two products and a softmax, each of which has faster kernels than the whole.
 
-    Conditions: queries of at least `LEAST_WIDE_HEAD` numbers; no mask, dropout or sharing of keys. Rounding differs.
+    Conditions: queries of at least `LEAST_WIDE_HEAD` numbers; no mask, dropout or sharing of keys. Rounding differs. A
+    result that is handed out lies as PyTorch's own.
     """
     query, key, values = node.args[:3]
     others = (argument(node, name) for name in ("attn_mask", "dropout_p", "is_causal", "enable_gqa"))
@@ -71,7 +73,16 @@ def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     products = editor.call(node, aten.matmul.default, query, editor.call(node, aten.transpose.int, key, -2, -1))
     scores = editor.call(node, aten.mul.Tensor, products, 1 / math.sqrt(width) if scale is None else float(scale))
     result = editor.call(node, aten.matmul.default, editor.call(node, aten.softmax.int, scores, -1), values)
+    if any(user.op == "output" for user in node.users) and _lies_heads_inside(cast(fx.Node, query), cast(fx.Node, values)):
+        result = editor.call(node, heads_inside_on_gpu, result)
     return result if shape(result) == shape(node) else None
+
+
+def _lies_heads_inside(query: fx.Node, values: fx.Node) -> bool:
+    """Whether PyTorch attends to such long queries by its memory-efficient kernel on a GPU: the others take 256 numbers at
+    most, and what is not aligned for any is computed by products."""
+    whole = all(shape(one)[-1] * value(one).element_size() % 16 == 0 for one in (query, values))
+    return whole and len(shape(query)) == 4 and dtype(query) in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @each(aten.matmul, aten.bmm)
