@@ -20,11 +20,13 @@ import kernelwright.judge
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
+from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.oracle import Oracle
 from kernelwright.judge.check.trial import CheckFindings, Failed, Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
+from kernelwright.tasks import bring_to_life
 from tests.judge.snippets import HEAD, LOCKS, RELU, candidate, task
 from tests.quick import exhaustive_but
 
@@ -691,6 +693,17 @@ def test_a_reference_that_keeps_a_state_and_its_copy_stay_in_step(judge, setting
     found = judge.evaluate(STATEFUL, stateful(), settings=settings)
     assert found.accepted, why(found)
     assert Label.STOCHASTIC_TASK in found.labels
+
+
+def test_a_state_that_comes_to_rest_on_the_same_inputs_is_found():
+    """After two calls it moves by a thousandth of what it is."""
+    forward = "self.state = 0.03 * self.state + inputs[0]; return self.state * 2"
+    resting = task(forward, init="self.state = torch.randn(32, 16)")
+    for _ in range(5):
+        facts = measure_task(bring_to_life(resting), torch.device("cpu"))
+        assert facts.stateful
+        assert facts.draws_in(False, facts.weights)
+    assert not measure_task(bring_to_life(VALID["dropout"]), torch.device("cpu")).stateful
 
 
 def test_a_state_that_is_not_kept_is_a_wrong_output(judge):
