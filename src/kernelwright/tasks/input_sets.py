@@ -91,10 +91,10 @@ def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if x.is_complex():
         return torch.view_as_complex(_biased(torch.view_as_real(x.resolve_conj()), generator))
     mantissa, exponent = torch.frexp(x)
-    unit, sign = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1), mantissa.sign()
+    unit = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1)
     # In place: copies of a large input would fill a GPU.
-    moved = mantissa.abs_().div_(unit).floor_().add_(0.425).mul_(sign).mul_(unit).ldexp_(exponent)
-    return torch.where(torch.isfinite(x) & (x != 0), moved, x)
+    moved = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(x).mul_(unit).ldexp_(exponent)
+    return torch.where(torch.isfinite(x) & (x != 0), moved, x, out=moved)
 
 
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
