@@ -8,6 +8,7 @@ import pytest
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check import compare
 from kernelwright.judge.isolation import side
+from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.judge.worker.screening import ScreeningHarness
 from kernelwright.records import Candidate, Task
@@ -68,6 +69,28 @@ def test_timing_holds_what_it_compares_and_what_lies_in_the_slots(monkeypatch):
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
     # The last with a truth in float64. It was 12.5, 14, 14 and 18.
     assert max(peaks.values()) < 11 * N, peaks
+
+
+def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch):
+    ended = []
+
+    def timed(self, trial, check, checked, time=Judge._time):
+        ended.append([worker.ended for worker in started])
+        return time(self, trial, check, checked)
+
+    def start(self, spec, settings, begin=Workers.start):
+        started.append(begin(self, spec, settings))
+        return started[-1]
+
+    monkeypatch.setattr(Judge, "_time", timed)
+    monkeypatch.setattr(Workers, "start", start)
+    for alone in (False, True):
+        started = []
+        with Judge("cpu", Settings.quick(threads=1)) as judge:
+            judge._memory.alone = alone
+            assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
+    # Reference and candidate. The late check has a new reference.
+    assert ended == [[False, False], [True, False]]
 
 
 def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(tmp_path):

@@ -122,7 +122,7 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
     """The two numbers of a `Distance` and the root mean square of what was expected, where the tensors are. In place where
     a tensor is ours: this is most of what a judge computes itself."""
     along = max((index for index, length in enumerate(expected.shape) if length > 1), default=0)
-    pairs = list(zip(_parts(found), _parts(expected), strict=True))
+    pairs = list(zip(parts(found), parts(expected), strict=True))
     if along > 0:
         rows = [theirs.double().square().mean(dim=along, keepdim=True) for _, theirs in pairs]
         size = (torch.stack([row.sum() for row in rows]).sum() / sum(row.numel() for row in rows)).sqrt()
@@ -138,11 +138,10 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
         error = (mine.double() - exact).abs_()
         largest.append((error / exact.abs().add_(row).add_(least)).max())
         sums.append(error.square_().sum())
-    rms = (torch.stack(sums).sum() / expected.numel()).sqrt() / scale
-    return rms, torch.stack(largest).max(), size
+    return (torch.stack(sums).sum() / expected.numel()).sqrt() / scale, torch.stack(largest).max(), size
 
 
-def _parts(x: torch.Tensor) -> list[torch.Tensor]:
+def parts(x: torch.Tensor) -> list[torch.Tensor]:
     """Along the first dimension, of `_PART` elements or of one row."""
     if x.numel() <= _PART:
         return [x]
@@ -215,7 +214,7 @@ def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
     What is subnormal in float64, where fewer bits are explicit, keeps fewer.
     """
     dropped, found = 52 - bits, torch.empty_like(x)
-    for part, target in zip(_parts(x), _parts(found), strict=True):
+    for part, target in zip(parts(x), parts(found), strict=True):
         wide = part.double()
         pattern = wide.view(torch.int64)
         # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
