@@ -892,7 +892,7 @@ def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, m
 
 def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch):
     order = []
-    worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"))
+    worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"), ended=False)
     side = SimpleNamespace(worker=worker, calls_us=[1.0])
     side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)

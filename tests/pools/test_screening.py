@@ -21,7 +21,7 @@ from kernelwright.pools import screening
 from kernelwright.pools import screens as screens_module
 from kernelwright.pools.compiling import Compiles
 from kernelwright.pools.local import Job
-from kernelwright.pools.screening import ScreeningPool, ScreeningProcess
+from kernelwright.pools.screening import SPARED_BYTES, ScreeningPool, ScreeningProcess, device_limit_bytes
 from kernelwright.pools.screens import Screens
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import screened_of
@@ -111,6 +111,19 @@ def test_after_a_crash_a_hang_or_changed_settings_the_next_candidate_has_a_fresh
     assert bad.reason == reason
     assert (before.correct, after.correct) == (True, True)
     assert [one.spent_s["task"] > 0.02 for one in (before, bad, after)] == [True, False, True]
+
+
+def test_one_that_has_a_gpus_memory_alone_may_have_nearly_all_of_it(monkeypatch):
+    total = 0
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total))
+    limit = 2 * SETTINGS.device_memory_limit_bytes
+    gpu = torch.device("cuda:0")
+    total = 140 << 30
+    assert device_limit_bytes(SETTINGS, gpu, alone=True) == total - SPARED_BYTES > limit
+    assert device_limit_bytes(SETTINGS, gpu, alone=False) == limit
+    total = limit
+    assert device_limit_bytes(SETTINGS, gpu, alone=True) == limit
+    assert device_limit_bytes(SETTINGS, torch.device("cpu"), alone=True) == limit
 
 
 @pytest.mark.exhaustive

@@ -335,13 +335,13 @@ def test_a_process_that_is_killed_at_the_end_is_not_tried_again(monkeypatch):
 
 def test_what_runs_out_of_memory_beside_others_is_no_estimate_until_it_had_the_memory_alone(monkeypatch):
     full = screened_of(TASK, Candidate(source="full", policy="test"), correct=False, reason=Reason.OUT_OF_MEMORY)
-    said, entered = [], []
+    said, entered, unlimited = [], [], []
 
     class Pool:
         slots = 1
 
-        def __init__(self, *_):
-            pass
+        def __init__(self, *_, alone):
+            unlimited.append(alone)
 
         def __enter__(self):
             return self
@@ -381,4 +381,4 @@ def test_what_runs_out_of_memory_beside_others_is_no_estimate_until_it_had_the_m
     searching._run(Pipe(), "cpu", Settings.quick().model_dump_json(), "builtin")
     assert [type(one) for one in said] == [DeviceError, DeviceError, Screened, type(None)]
     assert said[2].reason is Reason.OUT_OF_MEMORY
-    assert entered == [False, False, True], "beside few others the memory is shared"
+    assert entered == unlimited == [False, False, True], "beside few others the memory is shared"

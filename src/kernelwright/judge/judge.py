@@ -196,8 +196,7 @@ class Judge:
 
     def _found(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> CheckFindings:
         self._workers.spent_s.clear()
-        labels = guard.static_labels(candidate.source, task.source)
-        findings = CheckFindings(settings.forbid, labels, settings.contract)
+        findings = CheckFindings(settings.forbid, guard.static_labels(candidate.source, task.source), settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         if rival is not None and self._memory.alone:
@@ -270,6 +269,8 @@ class Judge:
             elif settings.fresh_processes:
                 for side in sides:
                     side.rest()
+                if self._memory.alone and not (trial.facts.stateful or trial.facts.has_buffers):
+                    sides[0].worker.discard()  # its memory is wanted; a new one does for the late check
                 sides[1].worker.pause()
                 findings.score = self._time(trial, check, {})
                 sides[1].worker.resume()
@@ -277,6 +278,8 @@ class Judge:
                 findings.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
             if settings.thorough:
                 with counted(findings.phases_s, "late check"):
+                    if sides[0].worker.ended:
+                        trial.renew(sides[0])
                     check_late(examiner)
 
     def trial(
@@ -293,8 +296,7 @@ class Judge:
         Raises:
             TaskError: the reference does not work.
         """
-        looks = self._disturbances < _DISTURBANCES_MAX
-        gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
+        gate = DeviceGate(self.device, settings.unstoppable_limit_s if self._disturbances < _DISTURBANCES_MAX else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(self._live_task(task), self.device)
         if self.device.type == "cuda":

@@ -24,7 +24,7 @@ from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, fart
 from kernelwright.judge.check.oracle import OutOfDomainError
 from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
-from kernelwright.judge.isolation.side import CallOutput, Side
+from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.judge import Judge, record_of
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
@@ -220,14 +220,14 @@ class RotatedCalls:
                 self._blocks[name].append(TimingBlock(process=0, reference_us=theirs, candidate_us=mine))
 
     def _input(self, order: list[str]) -> dict[str, float]:
-        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        inputs, seed, slot = self._trial.facts.draw(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
         repeats = repeats_before(self._trial.facts.device, self._reference.latency_us)
         for name in order:
             if name in self._failures:
                 continue
             side = self._sides[name] if name else self._reference
-            answer = _or_failed(side.timed_call, inputs, self._flush, seed=seed, repeats=repeats)
+            answer = _or_failed(side.timed_call, inputs, slot, self._flush, seed=seed, repeats=repeats)
             if isinstance(answer, Failed):
                 self._failures[name] = answer
             else:

@@ -62,6 +62,9 @@ of a long call, and less often between those of a CUDA graph: beside others such
 short ones hardly (`docs/log.md`). Our choice."""
 ALONE_LIMIT_S, ALONE_CALLS = 5.0, 100
 """Limit of timing alone, and calls of the reference that it may take beyond that: all others on the GPU wait. Our choice."""
+SPARED_BYTES = 4 << 30
+"""GPU memory that a process which has it alone leaves to libraries' workspaces and to contexts of processes that wait. Our
+choice."""
 _POLL_S = 0.05
 
 
@@ -210,6 +213,7 @@ class ScreeningPool:
         settings: Settings of the judge whose limits and labels hold here too.
         slots: Most processes; by default one for each core, at most `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
         zygote: What to fork from, which stays open; by default zygotes of its own.
+        alone: Whether nobody else needs the device's memory meanwhile, so that all of it may be used.
     """
 
     def __init__(
@@ -219,13 +223,15 @@ class ScreeningPool:
         settings: Settings,
         slots: int | None = None,
         zygote: Zygote | Zygotes | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
-        self.task, self.device = task, device
+        self.task, self.device, self.where = task, device, torch.device(device)
         # One process holds what a judge, its reference and its candidate hold in three.
         self.settings = settings.model_copy(
             update={
                 "memory_limit_bytes": 2 * settings.memory_limit_bytes,
-                "device_memory_limit_bytes": 2 * settings.device_memory_limit_bytes,
+                "device_memory_limit_bytes": device_limit_bytes(settings, self.where, alone),
             }
         )
         on_gpu = device.startswith("cuda")
@@ -233,7 +239,6 @@ class ScreeningPool:
         self.slots = slots or max(2, min(most, len(os.sched_getaffinity(0))))
         self.build_limit_s = min(settings.build_limit_s, BUILD_LIMIT_S)
         self.run_limit_s = min(settings.run_limit_s, RUN_LIMIT_S)
-        self.where = torch.device(device)
         self._core = timing_core(self.where)
         self._turn = lock_path(self.where, "screening")
         self._owns_zygote = zygote is None
@@ -379,6 +384,14 @@ class ScreeningPool:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def device_limit_bytes(settings: Settings, device: torch.device, alone: bool) -> int:
+    """Memory of the device that one process may have: twice a worker's, and of a GPU that it has alone nearly all."""
+    limit = 2 * settings.device_memory_limit_bytes
+    if device.type != "cuda" or not alone:
+        return limit
+    return max(limit, torch.cuda.get_device_properties(device).total_memory - SPARED_BYTES)
 
 
 def ran_out(found: Screened | KernelwrightError) -> bool:

@@ -290,7 +290,7 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
                 return
             try:
                 alone = job.others is Others.NONE
-                with memory(alone=alone), ScreeningPool(job.task, local, settings, job.slots, zygote) as pool:
+                with memory(alone=alone), ScreeningPool(job.task, local, settings, job.slots, zygote, alone=alone) as pool:
                     proposals = Proposals(job.task, policy, local, job.budget, job.seed, [], list(job.earlier))
                     takes = pool.takes if job.tunes else lambda kind: kind is not Compiles.VARIANTS and pool.takes(kind)
                     for _, outcome in pool.screen(proposals.candidates(pool.slots, takes)):

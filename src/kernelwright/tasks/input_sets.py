@@ -92,8 +92,9 @@ def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return torch.view_as_complex(_biased(torch.view_as_real(x.resolve_conj()), generator))
     mantissa, exponent = torch.frexp(x)
     unit = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1)
-    moved = torch.ldexp(mantissa.sign() * ((mantissa.abs() / unit).floor() + 0.425) * unit, exponent)
-    return torch.where(torch.isfinite(x) & (x != 0), moved, x).to(x.dtype)
+    # In place: copies of a large input would fill a GPU.
+    moved = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(x).mul_(unit).ldexp_(exponent)
+    return torch.where(torch.isfinite(x) & (x != 0), moved, x, out=moved)
 
 
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -126,7 +127,7 @@ def _one_row(x: torch.Tensor, generator: torch.Generator, factor: float) -> torc
 
 def _around_one_vector(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """All rows point nearly the same way, four times as long."""
-    size = 4 * x.abs().double().square().mean().sqrt() if x.numel() else torch.tensor(0.0)
+    size = 4 * x.abs().double().square_().mean().sqrt() if x.numel() else torch.tensor(0.0)
     return torch.where(x != 0, (size + x / 4).to(x.dtype), x)
 
 

@@ -90,7 +90,8 @@ def posed(one, inputs=OWN):
     """The question before the answer to it is judged."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Examiner, "judge", lambda self, posed, answer, reason: posed)
-        return judged(one, inputs)
+        question = judged(one, inputs)
+    return replace(question, truth=one.bounds.truth_of(question))
 
 
 # --- which of several equal elements ----------------------------------------------------------------

@@ -121,18 +121,18 @@ def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_ti
     def flush():
         return asked.append("flush") or 0.0
 
-    assert one.timed_call(others[0], flush, seed=7, repeats=3).clocks.idle_us == 4.0
+    assert one.timed_call(others[0], 0, flush, seed=7, repeats=3).clocks.idle_us == 4.0
     assert asked == ["flush", ("call", 7, {1.0})], "there is nothing to repeat yet"
     asked.clear()
-    assert one.timed_call(others[1], flush, seed=8, repeats=3).clocks.idle_us == 104.0
+    assert one.timed_call(others[1], 0, flush, seed=8, repeats=3).clocks.idle_us == 104.0
     (what, seed, calls, seen), *after = asked
     assert (what, seed, calls, seen) == ("repeat", 7, 3, {1.0}), "new inputs are not there yet"
     assert after[0] == "flush"
     assert 2.0 in after[1][2]
-    assert one.timed_call(others[2], flush, seed=9).clocks.idle_us == 4.0
+    assert one.timed_call(others[2], 0, flush, seed=9, repeats=0).clocks.idle_us == 4.0
     asked.clear()
     one.series([INPUTS, INPUTS], [None, None])
-    one.timed_call(others[0], flush, seed=1, repeats=3)
+    one.timed_call(others[0], 0, flush, seed=1, repeats=3)
     assert [entry[0] for entry in asked] == ["f", "call"], "inputs of the latest call may be gone"
 
 
@@ -147,11 +147,11 @@ def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_
     one.worker.exchange = exchange
     one.call(one.place(INPUTS, slot=0))
     assert one.latency_us == math.inf, "a first call compiles"
-    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    one.timed_call(INPUTS, 0, lambda: 0.0, seed=None, repeats=0)
     one.call(one.place(INPUTS, slot=0))
     one.series([INPUTS, INPUTS], [None, None])
     assert one.latency_us == 50.0
-    one.timed_call(INPUTS, lambda: 0.0, seed=None)
+    one.timed_call(INPUTS, 0, lambda: 0.0, seed=None, repeats=0)
     assert one.latency_us == 30.0
 
 

@@ -323,7 +323,7 @@ class WarmedSide(OddSide):
         super().__init__()
         self.story, self.name, self.takes_us, self.latency_us = story, name, takes_us, math.inf
 
-    def timed_call(self, inputs, flush, *, seed, hold, repeats):
+    def timed_call(self, inputs, slot, flush, *, seed, hold, repeats):
         self.story.append((self.name, repeats))
         answer = super().call(super().place(inputs, 0), seed=seed)
         answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0)
@@ -473,18 +473,18 @@ def test_a_device_that_is_busy_after_the_call_rejects():
 
 def test_outputs_of_timed_calls_must_be_near():
     run = run_of()
-    wanted = [torch.ones(4)]
+    wanted = SimpleNamespace(outputs=[torch.ones(4)])
     inputs, allowed = [torch.zeros(4)], run._check.timed_tolerance
-    run._near([torch.ones(4)], wanted, "an output", allowed, inputs)
+    run._near(SimpleNamespace(outputs=[torch.ones(4)]), wanted, "an output", allowed, inputs)
     with pytest.raises(RejectionError, match="an output") as caught:
-        run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
+        run._near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
     with pytest.raises(RejectionError):
-        run._near([torch.full((4,), math.nan)], wanted, "an output", allowed, inputs)
+        run._near(SimpleNamespace(outputs=[torch.full((4,), math.nan)]), wanted, "an output", allowed, inputs)
     asked = []
     run._check.bounds = SimpleNamespace(settles=lambda *given: asked.append(given) or True)
-    run._near([torch.full((4,), 1.1)], wanted, "an output", allowed, inputs)
-    assert [given[:2] for given in asked] == [(inputs, wanted)], "the truth of these very inputs has the last word"
+    run._near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
+    assert [given[:2] for given in asked] == [(inputs, wanted.outputs)], "the truth of these very inputs has the last word"
 
 
 def test_the_first_timed_output_must_still_be_there():

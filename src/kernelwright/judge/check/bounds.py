@@ -122,8 +122,12 @@ class Bounds:
         self._has_answered = True
         return found
 
+    def truth_of(self, question: Question) -> Outputs:
+        """Its truth, computed again where it is kept without."""
+        return question.truth or self._oracle.truth(question.inputs, question.state, training=question.training)
+
     def around(self, drawn: list[Any], state: State, training: bool, truth: Outputs | None, outputs: Outputs) -> Question:
-        """Set the tolerance for the reference's `outputs`.
+        """Set the tolerance for the reference's `outputs`, a list that is emptied: a large task needs their memory.
 
         Raises:
             OutOfDomainError: the reference's answer is of no use here.
@@ -140,6 +144,7 @@ class Bounds:
         if truth is None:
             truth = [output.double() if output.is_floating_point() else output for output in outputs]
         own = apart(outputs, truth)
+        outputs.clear()
         if not math.isfinite(own.rms) or own.differing > 0.5:
             raise OutOfDomainError("the reference's infinities or integers are not those of float64")
         # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
@@ -149,8 +154,7 @@ class Bounds:
             return question
         if torch.float64 in trial.facts.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
-            rounding = self._moved(question, torch.finfo(torch.float64).eps)
-            own = farthest([own, rounding.without("differing")])
+            own = farthest([own, self._moved(question, torch.finfo(torch.float64).eps).without("differing")])
         tolerance = self._calibrate(own, self._lower(question))
         if not all(map(is_inexact, truth)):
             differing = farthest([own, self._unsettled(question)])
@@ -281,7 +285,7 @@ class Bounds:
             truth = self.truth(drawn, state, training)
             if truth is None:
                 return None
-            question = self.around(drawn, state, training, truth, wanted)
+            question = self.around(drawn, state, training, truth, [*wanted])
         except OutOfDomainError:
             return None
         found = apart(outputs, question.truth)

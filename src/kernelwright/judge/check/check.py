@@ -98,8 +98,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
 
 _GROWN_BYTES = 8 << 20
 _GROWTH_S, _GROWTH_CALLS_MAX, _GROWTHS = 0.03, 4096, 3
-"""Memory that a module which keeps every output must take, time and calls in which it must do so, and how many times
-running. Our choice."""
+"""Memory that a module takes which keeps every output, time and calls for that, and how often running. Our choice."""
 
 
 def check_growth(examiner: Examiner) -> None:
@@ -121,8 +120,7 @@ def check_growth(examiner: Examiner) -> None:
         raise RejectionError(Reason.OUT_OF_MEMORY, f"its memory grows by {grown / calls / 1024:.1f} KiB with each call")
     if trial.reloads_state and trial.facts.has_buffers:
         side.load_state(trial.facts.weights)
-    many = InputSet("own-after-many", INPUT_SETS[0].vary, "counting calls")
-    examiner.ask(many, slot=0, reason=Reason.TIMED_OUTPUT_WRONG)
+    examiner.ask(InputSet("own-after-many", INPUT_SETS[0].vary, "counting calls"), slot=0, reason=Reason.TIMED_OUTPUT_WRONG)
 
 
 def check_layouts(examiner: Examiner) -> None:
@@ -148,8 +146,7 @@ def check_late(examiner: Examiner) -> None:
     trial = examiner.trial
     if trial.reloads_state and trial.facts.oracle.initial_state:
         examiner.load(trial.facts.weights)
-    own = InputSet("own-late", INPUT_SETS[0].vary, "drifting with age")
-    examiner.ask(own, slot=0, state=_present_state(examiner))
+    examiner.ask(InputSet("own-late", INPUT_SETS[0].vary, "drifting with age"), slot=0, state=_present_state(examiner))
     if trial.reloads_state and trial.facts.oracle.parameter_names:
         check_replaced_weights(examiner)
 
@@ -219,13 +216,12 @@ def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], outp
     if output_follows_input:
         examiner.candidate.release()
         return  # later calls overwrite the inputs, which the reference itself returns views of
-    outputs = [held_output(examiner.trial, examiner.candidate, index) for index in range(len(held))]
+    with examiner.trial.gate(shared=True):
+        for index, posed in enumerate(held):
+            now, allowed = held_output(examiner.trial, examiner.candidate, index), posed.question.tolerance.allowed
+            if now is not None and not apart(now, examiner.bounds.truth_of(posed.question)).within(allowed):
+                reject_overwritten(examiner.trial)
     examiner.candidate.release()
-    pairs = zip(outputs, held, strict=True)
-    if not all(
-        now is None or apart(now, posed.question.truth).within(posed.question.tolerance.allowed) for now, posed in pairs
-    ):
-        reject_overwritten(examiner.trial)
 
 
 def _label_whole_check(examiner: Examiner) -> None:

@@ -12,7 +12,7 @@ from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.form import check_form
-from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
@@ -24,8 +24,7 @@ _LOST = 0.5
 their sum. Our choice."""
 
 _NEAR = 4.0
-"""Distance, in what is allowed, within which an answer counts as right for the weights that a module was built with. Our
-choice."""
+"""Distance, in what is allowed, within which an answer is right for the weights that a module was built with. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ class Examiner:
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
         self.vacuity = VacuityGate()
-        self.earlier_truth: Outputs | None = None
-        """Truth of the question before, to recognise an answer to that one."""
+        self.earlier: Question | None = None
+        """The question before, to recognise an answer to that one."""
 
     def load(self, state: State) -> None:
         """Load weights into both sides."""
@@ -105,8 +104,10 @@ class Examiner:
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
             answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
             posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
+        if question.has_float64:  # it is kept without a truth, which is larger than the inputs and can be computed again
+            posed = replace(posed, question=replace(posed.question, truth=[]))
         if reason is None:
-            self.earlier_truth = question.truth
+            self.earlier = posed.question
         return posed
 
     def _reference_answer(self, inputs: InputSet, drawn: list[Any], **how: Any) -> CallOutput:
@@ -132,11 +133,10 @@ class Examiner:
         """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""
         findings, name = self.trial.findings, posed.set.name
         check_form(self.trial, posed.reference, answer, strides=not posed.set.layout)
-        found = apart(answer.outputs, posed.question.truth)
-        question = self.bounds.widened(posed.question, found)
-        if question is not posed.question:
-            posed = replace(posed, question=question)
-            self.tolerances[posed.set] = question.between
+        question = replace(posed.question, truth=self.bounds.truth_of(posed.question))
+        found = apart(answer.outputs, question.truth)
+        posed = replace(posed, question=(question := self.bounds.widened(question, found)))
+        self.tolerances[posed.set] = question.between
         allowed = question.tolerance.allowed
         findings.checks.setdefault("sets", {})[name] = {
             "error": found.to_json(),
@@ -161,8 +161,8 @@ class Examiner:
             if truth.is_floating_point()
         ):
             return Reason.NON_FINITE_OUTPUT
-        earlier = self.earlier_truth
-        if earlier is not None and apart(answer.outputs, earlier).within(allowed):
+        earlier = self.earlier
+        if earlier is not None and apart(answer.outputs, self.bounds.truth_of(earlier)).within(allowed):
             return Reason.STALE_OUTPUT
         integers_are_right = found.without("rms", "worst").within(allowed)
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:

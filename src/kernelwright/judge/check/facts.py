@@ -163,14 +163,12 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
     )
 
 
-def _differs(
-    live: LiveTask, oracle: Oracle, example: list[Any], state: State, *, seeds: tuple[int, int], training: bool
-) -> bool:
+def _differs(live: LiveTask, oracle: Oracle, same: list[Any], state: State, seeds: tuple[int, int], training: bool) -> bool:
     try:
-        first = oracle.own_precision(example, state, training=training, seed=seeds[0])
+        first = oracle.own_precision(same, state, training=training, seed=seeds[0])
         # A state that a module keeps may have come to rest on these inputs: others move it.
         oracle.own_precision(live.inputs(secret_seed(), oracle.device), state, training=training, seed=seeds[0])
-        second = oracle.own_precision(example, state, training=training, seed=seeds[1])
+        second = oracle.own_precision(same, state, training=training, seed=seeds[1])
     except OutOfDomainError:
         return False
     return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))

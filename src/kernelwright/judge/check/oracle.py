@@ -31,8 +31,7 @@ _SEEN = 0.5
 _WORTH_PRODUCTS = 1 << 28
 """Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
 _SPARE_BYTES = 8 << 30
-"""Free GPU memory that PyTorch may keep; the workers on the same GPU need the rest. Returning it makes all streams wait. Our
-choice."""
+"""GPU memory that PyTorch may keep free; the workers need the rest. Returning it makes all streams wait. Our choice."""
 
 
 class OutOfDomainError(InternalError):
@@ -149,10 +148,9 @@ class Oracle:
 
     def own_precision(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> Outputs:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
-        fresh = self._prepared(inputs, state, training)
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed_generators(seed)
-            return self._run(self.model, fresh)
+            return self._run(self.model, self._prepared(inputs, state, training))
 
     def _prepared(self, inputs: list[Any], state: State, training: bool) -> list[Any]:
         """Copies of the inputs, for the reference with this state in this mode."""
@@ -185,9 +183,8 @@ class Oracle:
 
     def own_outputs(self, inputs: list[Any]) -> Outputs:
         """Outputs of the reference in its own dtype, in the mode it was built in; flat."""
-        fresh = self._prepared(inputs, self.initial_state, self.training)
         try:
-            return self._forward(self.model, fresh)
+            return self._forward(self.model, self._prepared(inputs, self.initial_state, self.training))
         except OutOfDomainError as error:
             task = self._live.task
             raise TaskError(
@@ -464,8 +461,9 @@ def _widened(module: torch.nn.Module) -> torch.nn.Module:
 
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
     finite = torch.isfinite(x)
-    size = x.masked_fill(~finite, 0.0).abs().square().mean().sqrt()
-    return torch.where(finite, x + noise * (x.abs() + size) * torch.randn_like(x), x)
+    size = x.masked_fill(~finite, 0.0).abs().square_().mean().sqrt()
+    moved = torch.randn_like(x).mul_(x.abs().add_(size).mul_(noise)).add_(x)
+    return torch.where(finite, moved, x, out=moved)
 
 
 def _give_back_spare_memory(device: torch.device) -> None:

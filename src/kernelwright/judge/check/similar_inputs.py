@@ -6,6 +6,7 @@ import functools
 
 import torch
 
+from kernelwright.judge.check.compare import parts
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import some_of
 from kernelwright.tasks import InputSet
@@ -13,15 +14,14 @@ from kernelwright.tasks import InputSet
 
 def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
     """Inputs that differ from the first ones in the places of two elements, in a few elements, and in one."""
-    examiner.earlier_truth = first.question.truth
+    examiner.earlier = first.question
     for name, vary, kept in (
         ("two-swapped", _swap, "a sum"),  # first: `first` was the latest call
         ("few-changed", functools.partial(_change, 0.02), "a sample"),
         ("one-changed", functools.partial(_change, 0.0), "a sample"),
     ):
-        changed = InputSet(name, vary, f"caches keyed by {kept}", truths=True)
         with examiner.trial.findings.skipping(name):
-            examiner.ask(changed, slot=1, base=first.question.inputs)
+            examiner.ask(InputSet(name, vary, f"caches keyed by {kept}", truths=True), slot=1, base=first.question.inputs)
 
 
 def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -42,7 +42,7 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
         chosen = some_of(x, share, generator) & movable
     if x.dtype == torch.bool:
         return x ^ chosen
-    size = x.abs().double().square().mean().sqrt()
+    size = (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
     # What is all zero, such as an initial state, says nothing of its size; it must be seen beside others.
     size = torch.where(size == 0, 1.0, size.clamp_min(1e-3)).to(x.dtype)
     return torch.where(chosen, x + 6 * size, x)

@@ -186,8 +186,7 @@ class Trial:
             return self._start(role, self.candidate.source, "ModelNew")
         if role == "rival" and self.rival is not None:
             # What it lacks is no finding about the candidate.
-            aside = CheckFindings(frozenset(), self.findings.labels)
-            return replace(self, findings=aside).start_baseline(self.rival)
+            return replace(self, findings=CheckFindings(frozenset(), self.findings.labels)).start_baseline(self.rival)
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
 
     def start_baseline(self, baseline: Candidate) -> Side:

@@ -157,8 +157,7 @@ class Worker:
     def _take(self, spec: WorkerSpec) -> None:
         """Make the memory that a task needs."""
         self.spec = spec
-        device = torch.device(spec.device)
-        self.arenas = {name: SharedArena(device, size) for name, size in spec.arena_bytes.items()}
+        self.arenas = {name: SharedArena(torch.device(spec.device), size) for name, size in spec.arena_bytes.items()}
 
     @property
     def _task(self) -> dict[str, Any]:

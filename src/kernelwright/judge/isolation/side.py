@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -189,15 +188,13 @@ class Side:
         specs, size = plan(laid_out, as_aligned=True)
         if size > self._shapes.slot_bytes:
             raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
-        base = slot * self._shapes.slot_bytes
-        placed = [replace(spec, offset_bytes=spec.offset_bytes + base) for spec in specs]
+        placed = [replace(spec, offset_bytes=spec.offset_bytes + slot * self._shapes.slot_bytes) for spec in specs]
         key = repr((skeleton, placed))
         if key not in self._layouts:
             self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
-        views = [spec.view(memory) for spec in placed]
-        return self._layouts[key], list(zip(views, laid_out, strict=True))
+        return self._layouts[key], [(spec.view(memory), tensor) for spec, tensor in zip(placed, laid_out, strict=True)]
 
     def _write(self, slot: int, pairs: list[_Placed]) -> None:
         for view, tensor in pairs:
@@ -205,14 +202,13 @@ class Side:
         self._placed[slot] = pairs
 
     def timed_call(
-        self, inputs: list[Any], flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int = 0
+        self, inputs: list[Any], slot: int, flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int
     ) -> CallOutput:
         """One call on fresh inputs with cold caches of the device, and a host as warm as repeating the latest call makes it.
 
         A process that has slept takes two to four times as long to launch the same kernels as one that calls again and
         again. So only the inputs are written between the repetitions and the call: no repetition may have seen them.
         """
-        slot = random.randrange(SLOTS)
         layout, pairs = self._prepare(inputs, slot)
         if repeats:
             self.repeat(repeats)
@@ -311,16 +307,16 @@ class Side:
         self._ask("release", self._settings.run_limit_s)
 
     def rest(self) -> None:
-        """Let the worker give back the memory of what ran so far."""
+        """Let the worker give back the memory of what ran so far, and forget what lies in the slots."""
         self._ask("rest", self._settings.run_limit_s)
+        self._placed.clear()
 
     def close(self) -> None:
         """Give the worker back."""
         self._workers.stop(self.worker)
 
     def _read_outputs(self, specs: Sequence[TensorSpec]) -> Outputs:
-        memory = self.worker.arenas["outputs"].memory
-        return [spec.view(memory).clone() for spec in specs]
+        return [spec.view(self.worker.arenas["outputs"].memory).clone() for spec in specs]
 
     def _state_json(self) -> list[Any]:
         return [[key, spec.to_json()] for key, spec in self._shapes.state]

@@ -320,8 +320,7 @@ def _timed(launcher: Launcher, original: bytes, cubin: bytes, plan: Plan, begun:
             rounds.append(time_blocks(launcher, *copies, plan))
     _unload(launcher, *copies)
     # One mean over all places, since a median over blocks would take the side of some of them.
-    blocks = zip(*(samples.ratios for samples in rounds), strict=False)
-    ratios = tuple(statistics.geometric_mean(block) for block in blocks)
+    ratios = tuple(statistics.geometric_mean(block) for block in zip(*(samples.ratios for samples in rounds), strict=False))
     return ScheduleSamples(ratios, tuple(time_us for samples in rounds for time_us in samples.original_us))
 
 

@@ -117,21 +117,20 @@ class ProcessTriple:
         """Ask some input sets of the check between timed calls, in this very process: a candidate must not be able to tell
         where it is checked from where it is timed."""
         for chosen in sets:
-            inputs, seed = self._trial.facts.draw(chosen), self._trial.facts.call_seed()
-            answers: dict[str, CallOutput] = {}
+            answers: dict[str, CallOutput] = {}  # before the draw: the earlier ones may be large
+            inputs, seed, slot = self._trial.facts.draw(chosen), self._trial.facts.call_seed(), random.randrange(SLOTS)
             try:
                 # The second reference too: caches must be as warm for all. No rival: torch.compile would compile anew.
                 for name in SIDES:
                     side = self._sides[name]
-                    answers[name] = side.call(side.place(inputs, slot=random.randrange(SLOTS)), seed=seed)
+                    answers[name] = side.call(side.place(inputs, slot=slot), seed=seed)
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
-            wanted = answers["reference"].outputs
-            if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
+            if any(bool(torch.isnan(x).any()) for x in answers["reference"].outputs if x.is_floating_point()):
                 continue
             allowed = self._check.tolerances[chosen]
-            self._near(answers["candidate"].outputs, wanted, f"the output on `{chosen.name}`", allowed, inputs)
+            self._near(answers["candidate"], answers["reference"], f"the output on `{chosen.name}`", allowed, inputs)
 
     def bring_in_step(self, checked: Iterable[Side]) -> None:
         """Set buffers back in processes that the check has used: it did not call both sides equally often."""
@@ -202,7 +201,7 @@ class ProcessTriple:
         return True
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
-        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        inputs, seed, slot = self._trial.facts.draw(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
         repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
         for name in order:
@@ -211,9 +210,12 @@ class ProcessTriple:
             # Held on all sides but the rival: it changes how the heap is reused.
             held = hold and name != RIVAL
             with forgiving(self._trial, name):
-                answers[name] = self._sides[name].timed_call(inputs, self._flush, seed=seed, hold=held, repeats=repeats)
+                side = self._sides[name]
+                answers[name] = side.timed_call(inputs, slot, self._flush, seed=seed, hold=held, repeats=repeats)
             if (answer := answers.get(name)) is None:
                 continue
+            if name not in ("reference", "candidate"):
+                answer.outputs.clear()  # which nobody looks at
             # What a device still does for the call delays the judge's own kernel.
             quiet_us = [] if self._still else [self._flush()]
             self._samples[name].idle_us.append(answer.clocks.idle_us)
@@ -224,13 +226,12 @@ class ProcessTriple:
 
     def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], *, held: bool = False) -> None:
         check_form(self._trial, reference, candidate)
-        allowed = self._check.timed_tolerance
-        self._near(candidate.outputs, reference.outputs, "a timed call's output", allowed, inputs)
+        self._near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
         if held:
             self._first = inputs, reference.outputs, candidate.outputs
 
-    def _near(self, outputs: Outputs, wanted: Outputs, what: str, allowed: Distance, inputs: list[Any]) -> None:
-        far = _far(self._check, inputs, wanted, outputs, allowed)
+    def _near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
+        far = _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)
         if far is not None:
             raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
 
@@ -252,6 +253,7 @@ class ProcessTriple:
                 self._samples[name].series.append(mean)
             for reference, candidate, inputs in zip(answers["reference"], answers["candidate"], draws, strict=True):
                 self._compare(reference, candidate, inputs)
+            del draws, answers, reference, candidate, inputs  # they may be large, and the next are drawn now
 
     def _series_calls(self) -> int:
         """Calls of one series: long calls drown the noise by themselves; only short ones need company."""
@@ -285,6 +287,8 @@ class ProcessTriple:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
         module may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
         trial, candidate = self._trial, self._sides["candidate"]
+        for name in SIDES:
+            self._sides[name].rest()  # a truth of large tensors needs the memory
         if against_truth:
             self._verify_error()
         check_process(trial, candidate)
@@ -332,8 +336,7 @@ class ProcessTriple:
         else:
             self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
             clocks.reject_unquiet(self._samples)
-        samples = {name: self._samples[name] for name in self._names}
-        return clocks.cross_examine(process, samples, self._series_calls())
+        return clocks.cross_examine(process, {name: self._samples[name] for name in self._names}, self._series_calls())
 
     def _reject_idle_work(self, ran_us: float) -> None:
         helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us

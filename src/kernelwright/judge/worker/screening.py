@@ -114,7 +114,7 @@ class ScreeningHarness(Harness):
             self._posed.append(self._pose(name))
         own = self._posed[0].question.inputs
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(own))
-        self._timed = [_copied(own)] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
+        self._timed = [own] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
         moved = self._state_now()
         self._keeps_state = facts.stateful or any(value is not self._state[key] for key, value in moved.items())
         self._start_reference()
@@ -199,10 +199,10 @@ class ScreeningHarness(Harness):
         truth = self._bounds.truth(inputs, state, training)
         result = self._call_reference(inputs, seed)
         self.clock.settle()  # whoever stops this process waits for what it has launched
-        flat: list[torch.Tensor] = []
-        skeleton = walk(result, flat, [])
-        form = [OutputMetadata.of(item) for item in flat]
-        question = self._bounds.around(inputs, state, training, truth, flatten(result)[1])
+        skeleton, outputs = walk(result, [], []), flatten(result)[1]
+        form = [OutputMetadata.of(item) for item in outputs]
+        del result  # so that `around` can let go of it
+        question = self._bounds.around(inputs, state, training, truth, outputs)
         return _Posed(question, seed, skeleton, form, strides_count)
 
     def _start_reference(self) -> None:
@@ -323,6 +323,8 @@ class ScreeningHarness(Harness):
         if not all(torch.equal(mine, theirs) for mine, theirs in given):
             return _refused(Reason.INPUT_MUTATED, "the call changed its inputs")
         found = apart(flat, posed.question.truth)
+        del inputs, given, result, item  # an answer that is too far has the reference run again
+        flat.clear()
         allowed = self._bounds.widened(posed.question, found).tolerance.allowed
         if not found.within(allowed):
             return _refused(Reason.WRONG_OUTPUT, f"error {found}; allowed {allowed}")
@@ -335,13 +337,14 @@ class ScreeningHarness(Harness):
             functools.partial(self._call_us, self._reference),
             functools.partial(self._run, self._call_us, self.model),
         )
-        warm_us = [[side(self._timed[0], 1) for _ in range(WARMUP)][-1] for side in sides]
+        draws = [_copied(inputs) for inputs in self._timed]  # which a candidate may write to
+        warm_us = [[side(draws[0], 1) for _ in range(WARMUP)][-1] for side in sides]
         calls = SERIES if self.device.type == "cpu" and min(warm_us) < SHORT_CALL_US else 1
         start_s = time.perf_counter()
         ratios: list[float] = []
         latencies_us: tuple[list[float], list[float]] = [], []
         while len(ratios) < PAIRS_MIN or (len(ratios) < PAIRS_MAX and time.perf_counter() - start_s < TIMED_S):
-            inputs = self._timed[len(ratios) % len(self._timed)]
+            inputs = draws[len(ratios) % len(draws)]
             for index in (0, 1) if len(ratios) % 2 else (1, 0):
                 self._flush()
                 latencies_us[index].append(max(sides[index](inputs, calls), 1e-3))
