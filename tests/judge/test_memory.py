@@ -71,8 +71,9 @@ def test_timing_holds_what_it_compares_and_what_lies_in_the_slots(monkeypatch):
     assert max(peaks.values()) < 11 * N, peaks
 
 
-def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch):
-    ended = []
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch, alone):
+    started, ended = [], []
 
     def timed(self, trial, check, checked, time=Judge._time):
         ended.append([worker.ended for worker in started])
@@ -84,13 +85,11 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkey
 
     monkeypatch.setattr(Judge, "_time", timed)
     monkeypatch.setattr(Workers, "start", start)
-    for alone in (False, True):
-        started = []
-        with Judge("cpu", Settings.quick(threads=1)) as judge:
-            judge._memory.alone = alone
-            assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
+    with Judge("cpu", Settings.quick(threads=1)) as judge:
+        judge._memory.alone = alone
+        assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
     # Reference and candidate. The late check has a new reference.
-    assert ended == [[False, False], [True, False]]
+    assert ended == [[alone, False]]
 
 
 def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(tmp_path):
