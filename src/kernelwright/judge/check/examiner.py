@@ -20,8 +20,7 @@ from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
 
 _LOST = 0.5
-"""Relative error of the reference above which any answer may be right, as where large inputs are squared and divided by
-their sum. Our choice."""
+"""Relative error of the reference above which any answer may be right, as of large squares over their sum. Our choice."""
 
 _NEAR = 4.0
 """Distance, in what is allowed, within which an answer is right for the weights that a module was built with. Our choice."""
@@ -135,7 +134,8 @@ class Examiner:
         check_form(self.trial, posed.reference, answer, strides=not posed.set.layout)
         question = replace(posed.question, truth=self.bounds.truth_of(posed.question))
         found = apart(answer.outputs, question.truth)
-        posed = replace(posed, question=(question := self.bounds.widened(question, found)))
+        question = self.bounds.widened(question, found)
+        posed = replace(posed, question=question)
         self.tolerances[posed.set] = question.between
         allowed = question.tolerance.allowed
         findings.checks.setdefault("sets", {})[name] = {

@@ -287,9 +287,9 @@ class ProcessTriple:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
         module may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
         trial, candidate = self._trial, self._sides["candidate"]
-        for name in SIDES:
-            self._sides[name].rest()  # a truth of large tensors needs the memory
         if against_truth:
+            for name in SIDES:
+                self._sides[name].rest()  # a truth of large tensors needs the memory
             self._verify_error()
         check_process(trial, candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):

@@ -161,16 +161,17 @@ class TritonKernel(FusedKernel):
         return f"_key({given}, {position})" if self._name_of(index) == "argmax" else given
 
     def _step(self, index: int) -> str:
-        """As the others print it, but for a mean that is subtracted.
+        """The statement that evaluates a pointwise step; it rounds a mean that is subtracted later.
 
-        Triton's `/` by a constant is a product with the rounded inverse, and ptxas joins that with the difference. A row of
-        768 equal numbers is then 2e-8 away from its mean, which a layer norm makes 7e-6.
+        Triton's `/` by a constant is a product with the rounded inverse. ptxas makes one multiply-add of that product and
+        the difference after it. A row of 768 equal numbers is then 2e-8 away from its mean, which a layer norm makes 7e-6.
         """
         if not self._is_subtracted_mean(index):
             return super()._step(index)
         return self._assign(index, f"tl.div_rn({', '.join(map(self._operand, self.program.steps[index].operands))})")
 
     def _is_subtracted_mean(self, index: int) -> bool:
+        """Whether a step divides a sum by a constant, and another step subtracts the result."""
         steps = self.program.steps
         if steps[index].name != "div" or not any(step.name == "sub" and index in step.operands for step in steps):
             return False
