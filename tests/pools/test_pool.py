@@ -186,6 +186,91 @@ def test_a_job_for_which_the_memory_alone_does_not_suffice_either_has_an_outcome
     assert member.asked == [("0", False), ("0", True)]
 
 
+@pytest.fixture
+def limited(monkeypatch):
+    """A device with room for ten bytes."""
+    monkeypatch.setattr(pool, "memory_of", lambda device: 10)
+    monkeypatch.setattr(pool, "_ASK_AGAIN_S", 0.05)
+
+
+class AtWork:
+    """Notes the jobs that are at work at once, and ends none before it may."""
+
+    def __init__(self):
+        self.names, self.may_end, self.changed = set(), set(), threading.Condition()
+
+    def __call__(self, one):
+        with self.changed:
+            self.names.add(one.task.id)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: one.task.id in self.may_end, 60)
+            self.names.discard(one.task.id)
+        return [evaluation(one.task)]
+
+    def become(self, *names):
+        with self.changed:
+            return self.changed.wait_for(lambda: self.names == {*names}, 60)
+
+    def end(self, *names):
+        with self.changed:
+            self.may_end |= {*names}
+            self.changed.notify_all()
+
+
+def sized(number, memory_bytes):
+    return Job(Task(id=str(number), source="x"), Candidate(source=str(number)), memory_bytes=memory_bytes)
+
+
+def test_a_job_waits_until_the_memory_that_it_may_take_is_left_and_others_pass_it(member, limited):
+    member.act = at_work = AtWork()
+    jobs = [sized(0, 6), sized(1, 5), sized(2, 4), sized(3, 0)]
+    with JudgePool(["cpu"], SETTINGS, 4) as judges, JudgePool(["cpu"], SETTINGS, beside=judges) as rotating:
+        futures = [judges._submit(one) for one in jobs[:1]]
+        assert at_work.become("0")
+        futures += [rotating._submit(jobs[1]), *map(judges._submit, jobs[2:])]
+        assert at_work.become("0", "2", "3"), "what takes little of it, or nobody knows how much, does not wait"
+        assert (judges.waiting, rotating.waiting) == (0, 1)
+        at_work.end("0", "1", "2", "3")
+        assert [found.task for future in futures for found in future.result(60)] == ["0", "1", "2", "3"]
+    assert {alone for _, alone in member.asked} == {False}
+
+
+def test_a_job_that_takes_more_than_a_device_has_is_alone_without_being_tried_beside_others(member, limited):
+    member.act = at_work = AtWork()
+    with JudgePool(["cpu"], SETTINGS, 3) as judges:
+        first, large = judges._submit(sized(0, 1)), judges._submit(sized(1, 11))
+        assert at_work.become("0")
+        at_work.end("0")
+        first.result(60)
+        assert at_work.become("1")
+        small = judges._submit(sized(2, 1))
+        assert judges.waiting == 1, "nothing fits beside it"
+        at_work.end("1", "2")
+        assert [found.task for future in (large, small) for found in future.result(60)] == ["1", "2"]
+    assert member.asked == [("0", False), ("1", True), ("2", False)]
+
+
+def test_what_waits_for_memory_takes_no_slot_from_others(member, limited):
+    jobs = [sized(0, 11), *(sized(number, 9) for number in range(1, 7)), sized(7, 0)]
+    taken = []
+    member.act = at_work = AtWork()
+
+    def given():
+        for one in jobs:
+            taken.append(one.task.id)
+            yield one
+
+    with JudgePool(["cpu"], SETTINGS, 2) as judges:
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(judges.evaluate(given())))
+        thread.start()
+        assert at_work.become("0", "7")
+        assert len(taken) == len(jobs)
+        at_work.end(*(one.task.id for one in jobs))
+        thread.join(60)
+    assert sorted(one.task.id for one, _ in found) == [str(number) for number in range(8)]
+
+
 def test_a_job_that_still_waits_for_the_memory_has_an_outcome_when_the_pool_is_closed(member):
     member.crowded = ("1",)
     with JudgePool(["cpu"], SETTINGS) as judges:
@@ -280,6 +365,7 @@ class FakeJudge:
     core = None
 
     def __init__(self, device="cpu", settings=None):
+        self.device = torch.device(device)
         self.closed = False
         self.rested = 0
         self.seen = []
@@ -322,6 +408,16 @@ def test_an_evaluation_or_an_error_comes_back(monkeypatch):
     pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
     assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS), True))) == 2
     assert judge.seen == [(None, False), (None, False), (SETTINGS, False), (SETTINGS, True)]
+
+
+def test_a_record_says_how_much_of_a_gpu_the_judge_itself_took(monkeypatch):
+    reset = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
+    judge = FakeJudge("cuda:0")
+    (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
+    assert Evaluation.model_validate_json(value).checks == {"judge_bytes": 5 << 30}
+    assert reset == [judge.device]
 
 
 def test_a_rival_reaches_the_judge():

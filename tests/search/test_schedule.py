@@ -17,7 +17,7 @@ from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import compiling_pays, next_of, promise, tuning_pays
+from kernelwright.search.schedule import compiling_pays, judging_bytes, next_of, promise, tuning_pays
 from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
@@ -55,6 +55,13 @@ def test_what_compiles_nothing_comes_first_and_waits_for_its_own_process():
     assert next_of(waiting, [], [], lambda kind: False) is None
     assert next_of(waiting[:1], waiting[1:2], [], lambda kind: True) is None, "its estimate may tell that it is not worth it"
     assert next_of(waiting[:1], [], [], lambda kind: True) is waiting[0]
+
+
+def test_the_judge_may_take_more_memory_than_screening_and_contexts_beside():
+    large = [screened(PLAIN, 1.0, memory_bytes=20 << 30), screened(SCALED, 1.0, memory_bytes=12 << 30)]
+    assert 40 << 30 < judging_bytes(large) < 60 << 30
+    assert 0 < judging_bytes([screened(PLAIN, 1.0, memory_bytes=1 << 20)]) < 4 << 30
+    assert judging_bytes([screened(PLAIN, 1.0)]) == judging_bytes([]) == 0, "on a processor"
 
 
 def test_the_judge_takes_what_gains_most_for_each_second_that_it_costs():

@@ -22,6 +22,7 @@ from tests.samples import TASK, accepted, rejected
 TASKS = [Task(id=name, source=f"{TASK.source}# {name}\n") for name in ("one", "two")]
 SUITE = Suite("tiny", tuple(SuiteEntry(task) for task in TASKS))
 ESTIMATES = (1.5, 1.2, 0.9, 1.4)
+TAKEN_BYTES = 10 << 30
 LIES = 1.5
 """Estimate that the judge does not confirm."""
 
@@ -48,7 +49,8 @@ class Screens:
             for speedup in ESTIMATES[: job.budget if job.tunes else min(job.budget, 3)]:
                 candidate = Candidate(source=f"# {job.task.id} {speedup}", policy="builtin", techniques=(str(speedup),))
                 if candidate.sha256 not in known:
-                    yield job, screened_of(job.task, candidate, correct=True, estimate=speedup, spread=0.0)
+                    found = {"correct": True, "estimate": speedup, "spread": 0.0, "memory_bytes": TAKEN_BYTES}
+                    yield job, screened_of(job.task, candidate, **found)
             yield job, None
 
     def close(self):
@@ -91,6 +93,22 @@ def _fakes(monkeypatch):
 
 def search(out, **given):
     return searching.search_suite(SUITE, policy=BuiltinPolicy(), out=out, device="cpu", settings=Settings(), **given)
+
+
+def test_judges_and_baselines_are_told_how_much_memory_a_task_may_take(tmp_path, monkeypatch):
+    asked = []
+    judged = Judges.evaluate
+
+    def evaluate(self, jobs, stop=None):
+        for job, found in judged(self, jobs):
+            asked.append(job)
+            yield job, found
+
+    monkeypatch.setattr(Judges, "evaluate", evaluate)
+    monkeypatch.setattr(Judges, "rotate", lambda self, rotations, stop=None: asked.extend(rotations) or iter(()))
+    search(tmp_path, budget=4, judged=1, baselines=["compile"])
+    assert {type(one).__name__ for one in asked} == {"Job", "RotationJob"}
+    assert all(one.memory_bytes > TAKEN_BYTES for one in asked)
 
 
 @pytest.mark.parametrize(("compiled", "handed_out"), [(1.1, True), (1.38, False)])

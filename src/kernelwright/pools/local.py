@@ -9,6 +9,7 @@ once keeps all others out, which took half the time of a search (results/kernelb
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import multiprocessing
 import os
@@ -49,6 +50,9 @@ JUDGES_PER_GPU = 6
 26 contexts, for which the driver has one lock: with eight judges on an H100 starts took 36 of its 120 s, with four 13 of
 63 s (results/kernelbench-h200)."""
 
+RESTING_BYTES = 6 << 30
+"""GPU memory that is left to processes that wait for their next job. Our choice."""
+
 W = TypeVar("W")
 R = TypeVar("R")
 
@@ -63,6 +67,8 @@ class Job:
     """Settings in place of the pool's."""
     rival: Candidate | None = None
     """A trusted wrapper of the task's own module to time in the same process triples (`Judge.evaluate`)."""
+    memory_bytes: int = 0
+    """GPU memory that it may take at most, as far as that is known. It waits, outside the slots, until so much is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class RotationJob:
     task: Task
     baselines: tuple[Candidate, ...]
     settings: Settings | None = None
+    memory_bytes: int = 0
 
 
 Outcome = Evaluation | KernelwrightError
@@ -141,15 +148,17 @@ class JudgePool:
         """What is to be done; None ends a slot."""
         self._crowded: deque[_Entry] = deque()
         """What has to have a device's memory to itself."""
-        self._started = 0
-        """Slots that have a process and wait for a job."""
+        self._started: Counter[str] = Counter()
+        """Slots of each device that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
         """Slots of each device that do one."""
+        self._taken_bytes: Counter[str] = Counter()
+        """Memory of each device that those may take."""
         self._pools: list[JudgePool] = beside._pools if beside else []
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the four fields above, of all these pools."""
+        """Guards the five fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -179,7 +188,7 @@ class JudgePool:
     def waiting(self) -> int:
         """Jobs that have given their slot to others until nothing else is left to do."""
         with self._changed:
-            return len(self._crowded)
+            return len(self._crowded) + sum(not any(self._fits(one, name) for name in {*self._slots}) for one in self._jobs)
 
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
         future: Future[_Found] = Future()
@@ -192,28 +201,48 @@ class JudgePool:
             self._changed.notify_all()
 
     def _next(self, device: str, started: bool) -> tuple[_Entry, bool] | None:
-        """The next job, and whether it is to be alone; None at the end.
+        """The next job that fits, and whether it is to be alone; None at the end.
 
         Slots that have a process come first: to start another takes up to eight seconds.
         """
 
-        def has_one() -> bool:
-            return len(self._jobs) > (0 if started else self._started)
+        def fitting() -> list[_Entry | None]:
+            found = [entry for entry in self._jobs if self._fits(entry, device)]
+            others = 0 if started or not found else sum(n for name, n in self._started.items() if self._fits(found[0], name))
+            return found[others:]
 
         def is_quiet() -> bool:
-            able = bool(self._crowded) and (started or not self._started)
+            able = bool(self._crowded) and (started or not self._started.total())
             return able and not any(pool._jobs or pool._at_work[device] for pool in self._pools)
 
         with self._changed:
             alone = False
-            while not (alone or has_one()):
-                self._changed.wait_for(lambda: has_one() or is_quiet())
+            while not (alone or fitting()):
+                self._changed.wait_for(lambda: fitting() or is_quiet())
                 alone = is_quiet() and not self._changed.wait_for(lambda: not is_quiet(), timeout=_QUIET_S)
-            entry = self._crowded.popleft() if alone else self._jobs.popleft()
-            self._started -= started
-            self._at_work[device] += entry is not None
+            entry = self._crowded.popleft() if alone else next(one for one in self._jobs if self._fits(one, device))
+            if not alone:
+                self._jobs.remove(entry)
+            self._started[device] -= started
+            if entry is not None:
+                needed_bytes = entry[0].memory_bytes
+                alone = alone or (needed_bytes > 0 and needed_bytes > memory_of(device))
+                self._at_work[device] += 1
+                self._taken_bytes[device] += self._share(entry[0], device, alone)
             self._changed.notify_all()
             return (entry, alone) if entry is not None else None
+
+    def _fits(self, entry: _Entry | None, device: str) -> bool:
+        """Whether a device has the memory that a job may take beside what is at work there: where nothing is, always."""
+        if entry is None or not entry[0].memory_bytes or not any(pool._at_work[device] for pool in self._pools):
+            return True
+        taken_bytes = sum(pool._taken_bytes[device] for pool in self._pools)
+        return taken_bytes + entry[0].memory_bytes <= memory_of(device)
+
+    @staticmethod
+    def _share(work: Job | RotationJob, device: str, alone: bool) -> int:
+        """Memory that others cannot have while a job is at work."""
+        return memory_of(device) if alone else work.memory_bytes
 
     def __enter__(self) -> JudgePool:
         return self
@@ -247,7 +276,7 @@ class JudgePool:
             member = _JudgeProcess(device, self._settings, ready=True)
             self._members.add(member)
             with self._changed:
-                self._started += 1
+                self._started[device] += 1
         while (entry := self._next(device, started=member is not None)) is not None:
             (job, future), alone = entry
             found: _Found = InfrastructureError("not tried")
@@ -271,8 +300,9 @@ class JudgePool:
                         f"{_TRIES} times. Is there memory left?"
                     )
             with self._changed:  # before the result is told: the next job may follow at once
-                self._started += member is not None
+                self._started[device] += member is not None
                 self._at_work[device] -= 1
+                self._taken_bytes[device] -= self._share(job, device, alone)
                 waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
                     self._crowded.append((job, future))
@@ -412,6 +442,16 @@ def cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
     return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
+@functools.cache
+def memory_of(device: str) -> int:
+    """Memory of a device that evaluations may take, bytes; that of a processor is not counted."""
+    if not device.startswith("cuda"):
+        return sys.maxsize
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory - RESTING_BYTES
+
+
 def see_one_gpu(device: str) -> str:
     """Have this process and all it forks see one GPU only, so that no candidate can borrow another; its name in here."""
     if not device.startswith("cuda:"):
@@ -431,6 +471,11 @@ def _do(
     changed: str | None,
     alone: bool,
 ) -> list[str] | KernelwrightError:
+    import torch  # as in `_run`
+
+    on_gpu = judge.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(judge.device)
     try:
         task = Task.model_validate_json(task_json)
         candidates = [Candidate.model_validate_json(one) for one in candidates_json]
@@ -444,5 +489,7 @@ def _do(
             found = [judge.evaluate(task, candidate, settings=settings, alone=alone, rival=next(iter(rivals), None))]
     except KernelwrightError as error:
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
+    taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}
     plain = [without_advice_on_generated(one, task) for one in found]
-    return [one.model_copy(update={"device": device}).model_dump_json() for one in plain]
+    changes = [{"device": device, "checks": one.checks | taken} for one in plain]
+    return [one.model_copy(update=change).model_dump_json() for one, change in zip(plain, changes, strict=True)]

@@ -77,6 +77,7 @@ class ScreeningProcess:
         self._worker: Worker | None = None
         self._least_us: float | None = None
         self._operations_us: float | None = None
+        self._memory_bytes: int | None = None
         self._reference_us: float | None = None
         self._starting = threading.Lock()
 
@@ -109,6 +110,7 @@ class ScreeningProcess:
             **found,
             least_us=self._least_us,
             operations_us=self._operations_us,
+            memory_bytes=self._memory_bytes,
             device=pool.device,
             started=began,
             elapsed_s=round(time.monotonic() - start_s, 3),
@@ -177,7 +179,7 @@ class ScreeningProcess:
             raise TaskError(f"Wanted the reference of {pool.task.id} to run; {failure}") from failure
         worker.spec = replace(spec, role="candidate")  # candidates' code runs in it from now on
         self._least_us, self._operations_us = answer.get("least_us"), answer.get("operations_us")
-        self._reference_us = answer.get("reference_us")
+        self._reference_us, self._memory_bytes = answer.get("reference_us"), answer.get("memory_bytes")
         return worker
 
     def _make_ready(self, worker: Worker) -> None:

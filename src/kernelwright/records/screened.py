@@ -67,6 +67,8 @@ class Screened(BaseModel):
     operations_us: float | None = None
     """Time that the device takes for the products, convolutions and attention of one call of the reference, at its measured
     rate of a large product, microseconds; None where that is unknown."""
+    memory_bytes: int | None = None
+    """Most GPU memory that the task took until its truths were known, in the process that screened it."""
     policy: str = "file"
     techniques: tuple[str, ...] = ()
     parent: str | None = None

@@ -43,7 +43,7 @@ from kernelwright.report.standing import Beside
 from kernelwright.search import then_sass
 from kernelwright.search.beside import BaselinesBeside, chosen_baselines
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import first_of_two
+from kernelwright.search.schedule import first_of_two, judging_bytes
 from kernelwright.search.then_sass import Tune, is_composed
 
 DROP_IN = "optimized.py"
@@ -355,13 +355,14 @@ class TaskSearch:
                 able = ready or (not begun and self._proposals.only_left(Compiles.INDUCTOR))
                 chosen = next_to_judge(self.screened, judged, count) if able else None
                 named = chosen is not None and is_named(chosen.candidate_sha256, self.screened, judged)
+                memory_bytes = judging_bytes(self.screened)
             if chosen is not None and chosen.candidate_sha256 not in begun:
                 begun.add(chosen.candidate_sha256)
                 self._named |= {chosen.candidate_sha256} if named else set()
                 if named:  # its one measurement may stand
-                    yield Job(self._task, chosen.candidate(), settings, rival())
+                    yield Job(self._task, chosen.candidate(), settings, rival(), memory_bytes=memory_bytes)
                 else:
-                    yield Job(self._task, chosen.candidate(), first_of_two(settings))
+                    yield Job(self._task, chosen.candidate(), first_of_two(settings), memory_bytes=memory_bytes)
             elif begun - judged.keys():
                 yield None
             elif over or (ready and any(one.is_improvement for one in self.judged)):

@@ -33,6 +33,11 @@ _SHORTEST_LOOK_S = 1.0
 SETTLING_COST = 4.0
 """Candidates that could be judged while one near miss is settled: 24 process triples take the place of six. Our choice."""
 _UNKNOWN_ROOM = 2.0
+_JUDGED_SHARE = 2.2
+"""Memory of the judge, and of three workers that each hold the task, over that of the one process that screened it. By a sum
+over their tensors, not measured."""
+_CONTEXT_BYTES = 3 << 30
+"""GPU memory of their contexts (`JUDGES_PER_GPU`)."""
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
 _FAR_BEHIND = 0.7
@@ -57,6 +62,12 @@ def promise(screened: Sequence[Screened]) -> float:
     """
     longest_s = max((one.elapsed_s for one in screened), default=0.0)
     return math.log(max(best_estimate(screened), LEAST_GAIN)) / max(longest_s, _SHORTEST_LOOK_S)
+
+
+def judging_bytes(screened: Sequence[Screened]) -> int:
+    """GPU memory that the judge and its workers may take for a candidate of a task; 0 where nothing is known of it."""
+    taken_bytes = max((one.memory_bytes or 0 for one in screened), default=0)
+    return round(_JUDGED_SHARE * taken_bytes) + _CONTEXT_BYTES if taken_bytes else 0
 
 
 def room(screened: Sequence[Screened]) -> float:
@@ -150,6 +161,11 @@ class TaskState:
     def best(self) -> float:
         """Best estimate so far; 1 where nothing is faster."""
         return best_estimate(self.screened)
+
+    @property
+    def judging_bytes(self) -> int:
+        """GPU memory that the judge may take for it."""
+        return judging_bytes(self.screened)
 
     @property
     def has_winner(self) -> bool:

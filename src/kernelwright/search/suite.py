@@ -289,7 +289,7 @@ class SuiteSearch:
                     yield None
                 elif job is not None:
                     at_work.add(key_of(job))
-                    yield job
+                    yield replace(job, memory_bytes=self._states[job.task.sha256].judging_bytes)
                 elif at_work:
                     yield None
                 elif (is_over and self._baselines_over.is_set()) or self._is_late():
@@ -364,7 +364,7 @@ class SuiteSearch:
                 with self._keeping:
                     first = min(left, key=turn)
                 left.remove(first)
-                yield first
+                yield replace(first, memory_bytes=self._states[first.task.sha256].judging_bytes)
 
         for rotation, found in pool.rotate(in_turn(), self._is_late):
             with self._keeping:  # all of a task's at once: the best of some is no rival

@@ -7,6 +7,7 @@ import functools
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -540,6 +541,18 @@ def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypat
     monkeypatch.setattr(one.trial.facts.oracle, "with_tf32", out)
     with pytest.raises(RejectionError):
         judged(one)
+
+
+@pytest.mark.parametrize(("ended", "error"), [(False, OutOfDomainError), (True, TaskError)])
+def test_a_reference_that_is_gone_is_asked_nothing_more(ended, error):
+    """A set is skipped on which it only raised."""
+
+    def call(*given, **options):
+        raise TaskError("so it is")
+
+    examiner = SimpleNamespace(call=call, reference=SimpleNamespace(worker=SimpleNamespace(ended=ended)))
+    with pytest.raises(error, match="so it is"):
+        Examiner._reference_answer(examiner, INPUT_SETS[3], [])
 
 
 # --- one draw is worse conditioned than another --------------------------------------------------------

@@ -114,7 +114,7 @@ class Examiner:
         try:
             found = self.call(self.reference, drawn, **how)
         except TaskError as error:
-            if inputs is INPUT_SETS[0]:
+            if inputs is INPUT_SETS[0] or self.reference.worker.ended:
                 raise
             raise OutOfDomainError(str(error)) from error
         if found.described.strange:

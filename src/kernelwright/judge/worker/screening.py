@@ -120,13 +120,15 @@ class ScreeningHarness(Harness):
         self._start_reference()
         self._flush = CacheFlush(self.device, FLUSH_BYTES_ON_CPU)
         size += sum(spec.span_bytes for spec in facts.shapes.outputs)
-        least_us = operations_us = reference_us = None
+        least_us = operations_us = reference_us = memory_bytes = None
         if self.device.type == "cuda":
+            memory_bytes = torch.cuda.max_memory_reserved(self.device)
             least_us, reference_us = size / self._bytes_per_us(), self._whole_us(own)
             operations_us = self._operations_us(self._posed[0])
             torch.cuda.empty_cache()
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
-        return {"least_us": least_us, "operations_us": operations_us, "reference_us": reference_us}
+        known = {"least_us": least_us, "operations_us": operations_us, "memory_bytes": memory_bytes}
+        return known | {"reference_us": reference_us}
 
     def _whole_us(self, inputs: list[Any]) -> float:
         """Time of a call of the reference until the device rests, microseconds; about, since others may be at work there."""
