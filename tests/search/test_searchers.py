@@ -51,14 +51,30 @@ def test_what_searches_for_a_device_stays_on_its_cores(monkeypatch):
 def test_judges_give_back_what_they_hold_before_a_task_is_alone_and_not_before(monkeypatch):
     told, taken = [], []
     monkeypatch.setattr(Searchers, "_start", lambda self, member: _Connection(taken))
-    with Searchers(
-        ["cuda:0"], Settings.quick(), at_once=1, before_alone=lambda device: told.append((device, len(taken)))
-    ) as searchers:
+    judges = SimpleNamespace(rest=lambda device: told.append((device, len(taken))), is_idle=lambda device: True)
+    with Searchers(["cuda:0"], Settings.quick(), at_once=1, judges=judges) as searchers:
         assert [found for _, found in searchers.screen([ScreenJob(task, 1) for task in _named("medium", "large")])] == [
             None
         ] * 2
     assert [others for _, _, others in taken] == [Others.MANY, Others.MANY, Others.FEW, Others.FEW, Others.NONE]
     assert told == [("cuda:0", 4)]
+
+
+def test_a_task_that_has_to_be_alone_waits_until_the_judges_are_idle(monkeypatch):
+    """Those that fit beside others do not."""
+    taken, asked = [], []
+    monkeypatch.setattr(Searchers, "_start", lambda self, member: _Connection(taken))
+    monkeypatch.setattr(searching, "_ASK_AGAIN_S", 0.01)
+
+    def is_idle(device):
+        asked.append((device, len(taken)))
+        return len(asked) > 3
+
+    judges = SimpleNamespace(rest=lambda device: None, is_idle=is_idle)
+    with Searchers(["cuda:0"], Settings.quick(), at_once=1, judges=judges) as searchers:
+        assert len(list(searchers.screen([ScreenJob(task, 1) for task in _named("large", "medium")]))) == 2
+    assert [others for _, _, others in taken] == [Others.MANY, Others.MANY, Others.FEW, Others.FEW, Others.NONE]
+    assert asked == [("cuda:0", 4)] * 4, "only what has to be alone asks, and waits for the answer"
 
 
 @pytest.mark.parametrize(("cores", "shares"), [(8, ({0, 1, 2, 3}, {4, 5, 6, 7})), (7, None)])

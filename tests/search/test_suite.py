@@ -37,9 +37,10 @@ class Screens:
 
     at_once = 1
 
-    def __init__(self, devices, settings, policy, cores, before_alone):
+    def __init__(self, devices, settings, policy, cores, judges):
         assert (devices, policy) == (["cpu"], "builtin")
-        before_alone("cpu")
+        assert judges.is_idle("cpu")
+        judges.rest("cpu")
         assert RESTED.pop() == "cpu"
 
     def screen(self, jobs, stop=None):
@@ -80,6 +81,9 @@ class Judges:
 
     def rest(self, device):
         RESTED.append(device)
+
+    def is_idle(self, device):
+        return True
 
     def close(self, *, at_once=False):
         pass
@@ -154,7 +158,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
     asked = threading.Event()
 
     class ScreensSlowly(Screens):
-        def __init__(self, devices, settings, policy, cores, before_alone):
+        def __init__(self, devices, settings, policy, cores, judges):
             assert devices == ["cuda:0"]
 
         def screen(self, jobs, stop=None):
@@ -231,7 +235,7 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
     ):
         run.append(found)
     search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, None)
-    search.screen(Screens(["cpu"], None, "builtin", None, RESTED.append))
+    search.screen(Screens(["cpu"], None, "builtin", None, Judges(["cpu"], None, 1, None)))
     search.judge(Notes([], None, 1, None))
     names = [(job.task.id, job.candidate.techniques[0], job.rival and job.rival.techniques[0]) for job in jobs]
     # The task whose baselines are known comes first; what screening put first is measured in full, others have two looks.
@@ -250,7 +254,7 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
 def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
     search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
-    search.screen(Screens(["cpu"], None, "builtin", None, RESTED.append))
+    search.screen(Screens(["cpu"], None, "builtin", None, Judges(["cpu"], None, 1, None)))
     MEASURED.clear()
     search.judge(Judges([], None, 1, None))
     assert [(task, name) for task, name, _ in MEASURED] == [
@@ -494,6 +498,24 @@ def test_what_screening_put_first_is_measured_in_full_once(tmp_path):
     MEASURED.clear()
     search(tmp_path, budget=4, judged=1)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [(str(LIES), False), ("1.4", False)]
+
+
+def test_with_minutes_a_clear_gain_need_not_be_measured_in_full(tmp_path):
+    MEASURED.clear()
+    result = search(tmp_path, budget=4, judged=1, minutes=5)
+    assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [(str(LIES), True), ("1.4", True)]
+    assert {one["task"]: one["outcome"] for one in result.tasks} == {"one": "winner", "two": "winner"}
+
+
+def test_with_minutes_a_gain_that_is_not_clear_is_measured_in_full_after_that(tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.search.suite.is_clear", lambda found: False)
+    MEASURED.clear()
+    search(tmp_path, budget=4, judged=1, minutes=5)
+    assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [
+        (str(LIES), True),
+        ("1.4", True),
+        ("1.4", False),
+    ]
 
 
 def test_of_two_measurements_the_first_may_end_when_it_is_certain(tmp_path, monkeypatch):

@@ -212,8 +212,7 @@ class JudgePool:
             return found[others:]
 
         def is_quiet() -> bool:
-            able = bool(self._crowded) and (started or not self._started.total())
-            return able and not any(pool._jobs or pool._at_work[device] for pool in self._pools)
+            return bool(self._crowded) and (started or not self._started.total()) and self.is_idle(device)
 
         with self._changed:
             alone = False
@@ -231,6 +230,11 @@ class JudgePool:
                 self._taken_bytes[device] += self._share(entry[0], device, alone)
             self._changed.notify_all()
             return (entry, alone) if entry is not None else None
+
+    def is_idle(self, device: str) -> bool:
+        """Whether neither this pool nor those beside it have anything to do on a device, but for what has to be alone."""
+        with self._changed:
+            return not any(pool._jobs or pool._at_work[device] for pool in self._pools)
 
     def _fits(self, entry: _Entry | None, device: str) -> bool:
         """Whether a device has the memory that a job may take beside what is at work there: where nothing is, always."""

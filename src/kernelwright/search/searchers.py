@@ -2,7 +2,8 @@
 
 Proposing is Python that holds its interpreter's lock: in processes of their own many tasks are traced at a time. Large tasks
 do not fit into a GPU's memory beside many others. One for which it runs out is put off and screened beside few, and one for
-which it runs out again has it alone, as have all further proposals for the task; judges wait for it as for one another.
+which it runs out again has it alone, as have all further proposals for the task. It begins where judges are idle: one that
+waited for them kept six of them from beginning anything for minutes (results/kernelbench-h200/today-fifths-3-4-h200).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from multiprocessing.connection import Connection
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
@@ -82,6 +83,16 @@ class ScreenJob:
         return replace(self, earlier=tuple(made), others=self.others.fewer)
 
 
+class Beside(Protocol):
+    """Judges on the same devices, as far as a search needs them."""
+
+    def is_idle(self, device: str) -> bool:
+        """Whether they have nothing to do on a device."""
+
+    def rest(self, device: str) -> None:
+        """Have them give back what only waits there."""
+
+
 @dataclass(slots=True)
 class _Member:
     """A process that searches, and the thread that speaks with it."""
@@ -100,7 +111,7 @@ class Searchers:
         at_once: Tasks at once on each device; by default `SEARCHERS_PER_GPU` or `SEARCHERS_PER_CPU`.
         policy: Name of a policy that a name alone describes.
         cores: As of `JudgePool`.
-        before_alone: Told of a device before a task has its memory alone; judges that wait may hold some.
+        judges: On the same devices.
     """
 
     def __init__(
@@ -110,12 +121,12 @@ class Searchers:
         at_once: int | None = None,
         policy: str = "builtin",
         cores: Mapping[str, frozenset[int]] | None = None,
-        before_alone: Callable[[str], None] = lambda device: None,
+        judges: Beside | None = None,
     ) -> None:
         on_gpu = max(2, min(SEARCHERS_PER_GPU, len(os.sched_getaffinity(0)) // len(devices)))
         count = at_once or (on_gpu if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
         self._settings, self._policy, self._cores = settings, policy, cores or {}
-        self._before_alone = before_alone
+        self._judges = judges
         self._members = [_Member(device) for _ in range(count) for device in devices]
         self._closing = threading.Event()
         self._changed = threading.Condition()
@@ -142,6 +153,8 @@ class Searchers:
 
         def has_room(device: str, others: Others) -> bool:
             """Whether one more task may begin, by its own level and by the levels of all at work."""
+            if others is Others.NONE and self._judges is not None and not self._judges.is_idle(device):
+                return False
             return len(at_work[device]) < min([others, *(one.others for one in at_work[device])])
 
         def take(device: str) -> ScreenJob | None:
@@ -201,8 +214,8 @@ class Searchers:
         try:
             while (job := take(member.device)) is not None:
                 made, again = list(job.earlier), None
-                if job.others is Others.NONE:
-                    self._before_alone(member.device)
+                if job.others is Others.NONE and self._judges is not None:
+                    self._judges.rest(member.device)
                 try:
                     if connection is None:
                         connection = self._start(member)
