@@ -548,6 +548,34 @@ def test_a_mean_is_rounded_before_it_is_subtracted(tmp_path: Path, monkeypatch: 
     assert not subtracted & product
 
 
+CONSTANT_ROWS = """
+import importlib.util, sys
+from pathlib import Path
+import torch
+
+spec = importlib.util.spec_from_file_location("candidate", Path(sys.argv[1], "candidate.py"))
+candidate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(candidate)
+model = candidate.ModelNew().train()
+with torch.no_grad():
+    rows = torch.linspace(-3, 3, 70).repeat(1000, 1)
+    found = model(rows)
+    assert found.abs().max() < 1e-7, "equal numbers are their own mean"
+    rows[3, 5], rows[:, 6] = float("inf"), 3e38
+    model(rows)
+    assert model.n.running_mean.isinf().nonzero().flatten().tolist() == [5, 6]
+"""
+
+
+@needs_triton
+def test_a_batch_norm_of_equal_rows_leaves_nothing(tmp_path: Path) -> None:
+    """Their sum is rounded, and the root of `eps` makes 300 times as much of what that leaves. What overflows still does."""
+    text = task_text("return self.n(a) * 2", "torch.randn(1000, 70)", "self.n = nn.BatchNorm1d(70)")
+    done = apply_rules(text, fuse="cuda")
+    assert "tl.div_rn" in done.source
+    interpreted(CONSTANT_ROWS, done.reference, done.source, tmp_path)
+
+
 @needs_triton
 @pytest.mark.parametrize(
     ("layer", "sizes", "forward"),

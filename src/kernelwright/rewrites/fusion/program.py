@@ -246,6 +246,13 @@ class LoopProgram:
         """Points of each row."""
         return math.prod(self.space[dim] for dim in self.reduced)
 
+    def is_subtracted_mean(self, index: int) -> bool:
+        """Whether a step divides a sum by a constant, and another step subtracts the result."""
+        if self.steps[index].name != "div" or not any(step.name == "sub" and index in step.operands for step in self.steps):
+            return False
+        total, count = self.steps[index].operands
+        return isinstance(total, int) and self.steps[total].name == "sum" and isinstance(count, float)
+
 
 DTYPE = torch.float32
 """The one type that fused kernels compute in."""
