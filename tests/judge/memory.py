@@ -32,4 +32,4 @@ class PeakBytes(TorchDispatchMode):
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:
     tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided]
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]

@@ -896,7 +896,10 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     side = SimpleNamespace(worker=worker, calls_us=[1.0])
     side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
-    trial = SimpleNamespace(start=lambda role: side, gate=gate, findings=CheckFindings(frozenset()), settings=TIME)
+    facts = SimpleNamespace(stateful=True)
+    trial = SimpleNamespace(
+        start=lambda role: side, gate=gate, findings=CheckFindings(frozenset()), settings=TIME, facts=facts
+    )
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
     monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
     monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))

@@ -4,14 +4,17 @@ as large, and a truth in float64 twice that."""
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.check import compare
+from kernelwright.judge.check.examiner import Examiner
+from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.judge.worker.screening import ScreeningHarness
 from kernelwright.records import Candidate, Task
+from kernelwright.tasks import INPUT_SETS, bring_to_life, input_sets
 from tests.judge.memory import PeakBytes
 
 SOURCE = """
@@ -37,43 +40,110 @@ ROOM = N / 2
 @pytest.fixture(autouse=True)
 def _large(monkeypatch):
     """A small task is taken for a large one."""
-    monkeypatch.setattr(compare, "_PART", 4096)
+    monkeypatch.setattr(input_sets, "PART", 4096)
     monkeypatch.setattr(side, "SERIES_BYTES_MAX", 1)
+    monkeypatch.setattr(side, "LARGE_BYTES", 1)
+    monkeypatch.setattr(side, "_SHIFT_BYTES", 1536)
 
 
-def test_a_check_holds_no_truth_but_that_of_the_present_question():
-    with Judge("cpu", Settings.quick(threads=1, timed=False)) as judge, PeakBytes() as held:
-        assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
-    # Two held questions' inputs, those of the question before, and of this one with its truth; lower precision on float64
-    # inputs and outputs. It was 25.
-    assert held.peak < 12 * N
+def facts_of(source=SOURCE):
+    return measure_task(bring_to_life(Task(id="relu", source=source)), torch.device("cpu"))
 
 
-def test_timing_holds_what_it_compares_and_what_lies_in_the_slots(monkeypatch):
-    peaks = {}
-    held = PeakBytes()
+def arenas():
+    """Memory that a worker and the judge share."""
+    return sum(facts_of().shapes.arena_bytes.values())
 
-    def measured(name):
-        step = getattr(ProcessTriple, name)
 
-        def measure(self, *given):
+def peaks_of(monkeypatch, held, owner, *names):
+    """The most bytes in each call of these methods."""
+    peaks = {name: [] for name in names}
+
+    def measured(name, step):
+        def measure(self, *given, **named):
             held.peak = 0
-            step(self, *given)
-            peaks[name] = max(held.peak, peaks.get(name, 0))
+            try:
+                return step(self, *given, **named)
+            finally:
+                peaks[name].append(held.peak)
 
-        monkeypatch.setattr(ProcessTriple, name, measure)
+        return measure
 
-    for name in ("block", "odd_inputs", "audit", "verify_process"):
-        measured(name)
-    with Judge("cpu", Settings.quick(threads=1, thorough=False)) as judge, held:
+    for name in names:
+        monkeypatch.setattr(owner, name, measured(name, getattr(owner, name)))
+    return peaks
+
+
+def test_a_check_holds_one_question_and_what_the_reference_takes_in_float64(monkeypatch):
+    held = PeakBytes()
+    peaks = peaks_of(monkeypatch, held, Examiner, "ask")["ask"]
+    with Judge("cpu", Settings.quick(threads=1, timed=False)) as judge, held:
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
-    # The last with a truth in float64. It was 12.5, 14, 14 and 18.
-    assert max(peaks.values()) < 11 * N, peaks
+    # An input and its truth; lower precision on float64 inputs and outputs. The second has the truth of the first as well,
+    # to see whether it would pass.
+    assert max(peaks[2:]) < 7 * N + ROOM
+    assert peaks[1] < 9 * N + ROOM
+    # On a GPU the sides hold two outputs each, and the latest.
+    assert 2 * (arenas() + 3 * N) + max(peaks[2:]) < 19 * N
+    assert 2 * (arenas() + 2 * N) + peaks[1] < 19 * N
 
 
-@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
-def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch, alone):
+def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypatch):
+    held = PeakBytes()
+    timed, last = ("block", "odd_inputs", "audit", "verify_held"), "verify_process"
+    peaks = peaks_of(monkeypatch, held, ProcessTriple, *timed, last)
+    with Judge("cpu", Settings.quick(threads=1)) as judge, held:
+        assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
+    most = max(max(peaks[name]) for name in timed)
+    # An input, the outputs of both sides, and one of an earlier call; or an input before and after it was varied, with what
+    # that takes.
+    assert most < 4.5 * N + ROOM, peaks
+    # On a GPU three sides hold an output each and the latest, and the checked candidate rests.
+    assert 3 * (arenas() + 2 * N) + arenas() + most < 20 * N
+    # An input with its truth, in float64 as well, and both outputs. The sides have let go of theirs.
+    assert max(peaks[last]) < 9 * N + ROOM
+    assert 4 * arenas() + max(peaks[last]) < 18 * N
+
+
+@pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if not one.integers], ids=lambda one: one.name)
+def test_inputs_that_are_drawn_again_are_the_same(inputs):
+    facts = facts_of()
+    assert facts.redraws
+    (first,), again = facts.drawing(inputs)
+    (second,) = again()
+    assert second.data_ptr() != first.data_ptr()
+    assert torch.equal(first, second)
+    assert (first.stride(), first.storage_offset()) == (second.stride(), second.storage_offset())
+    (varied,), anew = facts.drawing(inputs, again)
+    assert torch.equal(varied, anew()[0])
+    assert not torch.equal(facts.drawing(inputs)[0][0], first) or inputs.name == "constant"
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    ["[torch.rand(64, 1024) + random.random()]", "[torch.rand(64, 1024), random.random()]"],
+    ids=["tensors", "numbers"],
+)
+def test_inputs_that_a_seed_does_not_decide_are_kept(drawn):
+    source = SOURCE.replace("import torch", "import random, torch").replace("[torch.rand(64, 1024)]", drawn)
+    facts = facts_of(source.replace("self, x", "self, x, y=0"))
+    assert not facts.redraws
+    (first, *_), again = facts.drawing()
+    assert again()[0] is first
+
+
+def test_inputs_of_a_small_task_are_kept(monkeypatch):
+    monkeypatch.setattr(side, "LARGE_BYTES", 1 << 30)
+    (first,), again = facts_of().drawing()
+    assert again()[0] is first
+
+
+@pytest.mark.parametrize(
+    ("alone", "large"), [(True, False), (False, True), pytest.param(False, False, marks=pytest.mark.exhaustive)]
+)
+def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch, alone, large):
     started, ended = [], []
+    monkeypatch.setattr(side, "LARGE_BYTES", 1 if large else 1 << 30)
 
     def timed(self, trial, check, checked, time=Judge._time):
         ended.append([worker.ended for worker in started])
@@ -89,7 +159,7 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkey
         judge._memory.alone = alone
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
     # Reference and candidate. The late check has a new reference.
-    assert ended == [[alone, False]]
+    assert ended == [[alone or large, False]]
 
 
 def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(tmp_path):

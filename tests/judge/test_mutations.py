@@ -76,7 +76,7 @@ def one_draw_for_ever(patch: Patch) -> None:
     original = TaskFacts.draw
     only_draws: list[tuple[TaskFacts, Any]] = []
 
-    def draw(self: TaskFacts, inputs: Any = None, base: Any = None) -> Any:
+    def draw(self: TaskFacts, inputs: Any = None, base: Any = None, seed: Any = None) -> Any:
         for facts, drawn in only_draws:
             if facts is self:
                 return drawn
@@ -367,9 +367,9 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
                 made.append(current[0])
             return call(self, *arguments, **named)
 
-        def traced(self: Any, layout: int) -> Any:
+        def traced(self: Any) -> Any:
             made.append("_finish")
-            return operators(self, layout)
+            return operators(self)
 
         repeat = stage.Side.repeat
 

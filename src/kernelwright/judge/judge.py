@@ -269,7 +269,8 @@ class Judge:
             elif settings.fresh_processes:
                 for side in sides:
                     side.rest()
-                if self._memory.alone and not (trial.facts.stateful or trial.facts.has_buffers):
+                keeps_state = trial.facts.stateful or trial.facts.has_buffers
+                if not keeps_state and (self._memory.alone or trial.facts.shapes.is_large):
                     sides[0].worker.discard()  # its memory is wanted; a new one does for the late check
                 sides[1].worker.pause()
                 findings.score = self._time(trial, check, {})
@@ -359,10 +360,7 @@ def record_of(
         contracts=contracts,
         labels=tuple(sorted(findings.labels)),
         device=device,
-        policy=candidate.policy,
-        techniques=candidate.techniques,
-        parent=candidate.parent,
-        source=candidate.source,
+        **candidate.model_dump(include={"policy", "techniques", "parent", "source"}),
         checks=findings.checks,
         started=began,
         elapsed_s=round(elapsed_s, 3),

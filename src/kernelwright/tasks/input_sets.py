@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+PART = 1 << 26
+"""Elements that are varied, compared or rounded at once. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,14 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     return item
 
 
+def parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """Views along the first dimension, of `PART` elements or of one row: copies of a whole tensor would fill a GPU."""
+    if x.numel() <= PART:
+        return [x]
+    count = max(1, PART * x.shape[0] // x.numel())
+    return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
+
+
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
 
@@ -90,11 +100,12 @@ def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     long sum does not average their errors away."""
     if x.is_complex():
         return torch.view_as_complex(_biased(torch.view_as_real(x.resolve_conj()), generator))
-    mantissa, exponent = torch.frexp(x)
-    unit = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1)
-    # In place: copies of a large input would fill a GPU.
-    moved = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(x).mul_(unit).ldexp_(exponent)
-    return torch.where(torch.isfinite(x) & (x != 0), moved, x, out=moved)
+    unit, found = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1), torch.empty_like(x)
+    for part, target in zip(parts(x), parts(found), strict=True):
+        mantissa, exponent = torch.frexp(part)
+        moved = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(part).mul_(unit).ldexp_(exponent)
+        target.copy_(torch.where(torch.isfinite(part) & (part != 0), moved, part))
+    return found
 
 
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

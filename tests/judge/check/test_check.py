@@ -62,7 +62,7 @@ class LocalSide:
         )
         return CallOutput(outputs, described, None, inputs_intact=True)
 
-    def operators(self, layout):
+    def operators(self):
         self.traced += 1
         return self._operators
 
@@ -92,7 +92,7 @@ def posed(one, inputs=OWN):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Examiner, "judge", lambda self, posed, answer, reason: posed)
         question = judged(one, inputs)
-    return replace(question, truth=one.bounds.truth_of(question))
+    return one.bounds.whole(question)
 
 
 # --- which of several equal elements ----------------------------------------------------------------

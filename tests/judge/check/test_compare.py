@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kernelwright.judge import Settings
-from kernelwright.judge.check import compare
 from kernelwright.judge.check.compare import (
     INFINITELY_FAR,
     Distance,
@@ -24,6 +23,7 @@ from kernelwright.judge.check.compare import (
     round_mantissa,
     trivial_outputs,
 )
+from kernelwright.tasks import input_sets
 
 SETTINGS = Settings()
 FINITE = st.floats(-1e6, 1e6, allow_nan=False, width=32)
@@ -365,7 +365,7 @@ def test_large_outputs_are_compared_in_parts(monkeypatch, shape, part):
     truth = torch.randn(shape, generator=generator, dtype=torch.float64)
     actual = (truth + 1e-3 * torch.randn(shape, generator=generator)).float()
     whole = distance(actual, truth)
-    monkeypatch.setattr(compare, "_PART", part)
+    monkeypatch.setattr(input_sets, "PART", part)
     parts = distance(actual, truth)
     assert parts.rms == pytest.approx(whole.rms, rel=1e-12)
     assert parts.worst == pytest.approx(whole.worst, rel=1e-12)
@@ -377,3 +377,46 @@ def test_large_outputs_are_compared_in_parts(monkeypatch, shape, part):
         assert distance(actual, infinite).rms < 0.01
         actual.view(-1)[-1] = math.nan
         assert distance(actual, truth) == INFINITELY_FAR
+
+
+def _odd(values):
+    return torch.tensor([values] * 7, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("actual", "truth"),
+    [
+        (_odd([1.0, math.nan]).float(), _odd([1.0, 2.0])),
+        (_odd([1.0, math.inf]).float(), _odd([1.0, math.inf])),
+        (_odd([1.1, math.inf]).float(), _odd([1.0, math.inf])),
+        (_odd([1.0, math.inf]).float(), _odd([1.0, -math.inf])),
+        (_odd([1.0, math.inf]).float(), _odd([1.0, 2.0])),
+        (torch.arange(14), torch.arange(14).flip(0)),
+        (torch.arange(14).view(7, 2) > 5, torch.arange(14).view(7, 2) > 3),
+        (torch.view_as_complex(_odd([1.1, 2.0]).float()), torch.view_as_complex(_odd([1.0, 2.0]))),
+        (torch.tensor(1.5), torch.tensor(1.0, dtype=torch.float64)),
+        (torch.tensor(3), torch.tensor(4)),
+        (torch.ones(0, 3), torch.ones(0, 3, dtype=torch.float64)),
+        (torch.ones(7, 0), torch.ones(7, 0, dtype=torch.float64)),
+    ],
+    ids=[
+        "NaN",
+        "inf",
+        "error",
+        "other inf",
+        "one inf",
+        "integers",
+        "booleans",
+        "complex",
+        "0-d",
+        "integer",
+        "no rows",
+        "none",
+    ],
+)
+@pytest.mark.parametrize("part", [1, 4])
+def test_parts_tell_what_the_whole_tells_of_odd_values_and_shapes(monkeypatch, actual, truth, part):
+    whole = distance(actual, truth)
+    monkeypatch.setattr(input_sets, "PART", part)
+    found = distance(actual, truth)
+    assert (found.rms, found.worst, found.differing) == pytest.approx((whole.rms, whole.worst, whole.differing), rel=1e-12)

@@ -167,6 +167,71 @@ def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path,
     assert len(large.series([INPUTS], [None])[0]) == 1
 
 
+def large_side(tmp_path, monkeypatch, inputs):
+    """Of a task that is taken for a large one."""
+    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    monkeypatch.setattr(stage_module, "LARGE_BYTES", 1)
+    monkeypatch.setitem(globals(), "INPUTS", inputs)
+    return side(tmp_path, lambda op: ANSWER)
+
+
+def test_slots_of_a_large_task_overlap_and_have_other_addresses(tmp_path, monkeypatch):
+    x = torch.randn(1 << 18)
+    one = large_side(tmp_path, monkeypatch, [x])
+    assert x.nbytes <= one.worker.arenas["inputs"].size_bytes < 1.2 * x.nbytes
+    views = []
+    for slot in range(stage_module.SLOTS):
+        layout = one.place([x], slot)
+        assert [*one._placed] == [slot], "the other is not there any more"
+        views += [view for view, tensor in one._placed[slot] if tensor is x]
+        one.call(layout)
+        assert not one._placed, "the judge's own copy is let go of"
+    first, second = views
+    assert first.data_ptr() != second.data_ptr()
+    assert torch.equal(second, x)
+    assert not torch.equal(first, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("slot", [0, 1])
+def test_whoever_reads_another_slot_of_a_large_task_gets_nothing_right(tmp_path, monkeypatch, dtype, slot):
+    """Not even a maximum, a minimum, or either of them that takes no notice of NaN."""
+    x = torch.randn(1 << 18).to(dtype)
+    one = large_side(tmp_path, monkeypatch, [x])
+    one.place([x], 1 - slot)
+    stale = next(view for view, tensor in one._placed[1 - slot] if tensor is x)
+    one.call(one.place([x], slot))
+    assert stale.sum().isnan()
+    numbers = stale[~stale.isnan()]
+    assert numbers.max() > 1e4 > x.max()
+    assert numbers.min() < -1e4 < x.min()
+
+
+def test_what_a_call_writes_beside_the_inputs_of_a_large_task_is_seen(tmp_path, monkeypatch):
+    x = torch.randn(1 << 18)
+    one = large_side(tmp_path, monkeypatch, [x])
+    memory = one.worker.arenas["inputs"].memory
+    for slot, place in ((0, -1), (1, 0), (0, 5000), (1, 200000)):
+        assert one.call(one.place([x], slot)).inputs_intact
+        layout = one.place([x], slot)
+        memory[place] ^= 1
+        assert not one.call(layout).inputs_intact
+
+
+def test_the_latest_call_is_the_one_whose_operators_are_asked_for(tmp_path, monkeypatch):
+    x, asked = torch.ones(1 << 18), []
+    one = large_side(tmp_path, monkeypatch, [x])
+    exchange = one.worker.exchange
+    one.worker.exchange = lambda op, timeout_s, **fields: asked.append((op, fields)) or (
+        ({"operators": []}, CallClocks(0.0, 0.0, 0.0)) if op == "trace" else exchange(op, timeout_s, **fields)
+    )
+    for slot in (0, 1, 0):
+        layout = one.place([x], slot)
+        one.call(layout)
+        one.operators()
+        assert asked[-1] == ("trace", {"layout": layout}), "the others do not lie there any more"
+
+
 @pytest.mark.parametrize(
     ("role", "alone", "seconds"), [("candidate", True, 25.0), ("candidate", False, 10.0), ("reference", True, 10.0)]
 )

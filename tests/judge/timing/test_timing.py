@@ -51,11 +51,16 @@ class FakeTrial:
             bounds=UNSETTLED, tolerances={}, timed_tolerance=Distance(1e-6, 1e-5), output_follows_input=False
         )
         self.shapes = SimpleNamespace(series_calls=16)
+        self.redraws = self.has_buffers = False
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
 
     def label(self, label, detail):
         self.labels.add(label)
+
+    def drawing(self):
+        drawn = self.draw()
+        return drawn, lambda: drawn
 
 
 class FakeSide:
@@ -67,6 +72,9 @@ class FakeSide:
 
     def recopy(self, index):
         return self.held
+
+    def release(self):
+        self.held = None
 
 
 def run_of(trial=None, helpers_us=0.0, held=None):
@@ -489,9 +497,11 @@ def test_outputs_of_timed_calls_must_be_near():
 
 def test_the_first_timed_output_must_still_be_there():
     run = run_of(held=[torch.ones(3)])
-    run._first = [], [torch.ones(3)], [torch.ones(3)]
+    run._first = list, [torch.ones(3)], []
     run.verify_held()
-    run._first = [], [torch.zeros(3)], [torch.zeros(3)]
+    assert all(side.held is None for side in run._sides.values()), "its memory is wanted"
+    run = run_of(held=[torch.ones(3)])
+    run._first = list, [torch.zeros(3)], []
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
@@ -502,7 +512,7 @@ def test_the_first_timed_output_must_still_be_there():
 
 def test_a_view_of_an_input_is_not_expected_to_last():
     run = run_of(held=[torch.ones(3)])
-    run._first = [], [torch.zeros(3)], [torch.zeros(3)]
+    run._first = list, [torch.zeros(3)], []
     run._check.output_follows_input = True
     run.verify_held()
     assert run._trial.labels == set()

@@ -24,7 +24,7 @@ from kernelwright.judge.check.compare import (
     of_outputs,
     reordered,
 )
-from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State, SumLength, tensors_of
+from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, Outputs, State, SumLength, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import INPUT_SETS, is_inexact
 
@@ -39,7 +39,7 @@ _DISTURBANCES = 2
 class Question:
     """Inputs, their truth and its tolerance."""
 
-    inputs: list[Any]
+    inputs: Inputs
     state: State
     training: bool
     truth: Outputs
@@ -122,9 +122,11 @@ class Bounds:
         self._has_answered = True
         return found
 
-    def truth_of(self, question: Question) -> Outputs:
-        """Its truth, computed again where it is kept without."""
-        return question.truth or self._oracle.truth(question.inputs, question.state, training=question.training)
+    def whole(self, question: Question) -> Question:
+        """The question with its inputs and its truth at hand."""
+        inputs = question.inputs()
+        truth = question.truth or self._oracle.truth(inputs, question.state, training=question.training)
+        return replace(question, inputs=lambda: inputs, truth=truth)
 
     def around(self, drawn: list[Any], state: State, training: bool, truth: Outputs | None, outputs: Outputs) -> Question:
         """Set the tolerance for the reference's `outputs`, a list that is emptied: a large task needs their memory.
@@ -149,7 +151,7 @@ class Bounds:
             raise OutOfDomainError("the reference's infinities or integers are not those of float64")
         # No float64 truth to calibrate with: the reference stands for it, and error is judged by rounding alone.
         loose = of_outputs([_loose(dtype) for dtype in trial.facts.output_dtypes])
-        question = Question(drawn, state, training, truth, Tolerance(loose, own, None, calibrated=False), exact)
+        question = Question(lambda: drawn, state, training, truth, Tolerance(loose, own, None, calibrated=False), exact)
         if not exact:
             return question
         if torch.float64 in trial.facts.output_dtypes:
@@ -175,7 +177,9 @@ class Bounds:
     def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
         """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
         mode = question.training
-        found = self._oracle.truth(question.inputs, question.state, training=mode, mantissa_bits=mantissa_bits, noise=noise)
+        found = self._oracle.truth(
+            question.inputs(), question.state, training=mode, mantissa_bits=mantissa_bits, noise=noise
+        )
         return apart(found, question.truth)
 
     def permitted(self, question: Question) -> Question:
@@ -186,7 +190,7 @@ class Bounds:
             return question
         mode, products = question.training, self._trial.settings.tf32_products
         try:
-            outputs = self._oracle.with_tf32(question.inputs, question.state, training=mode, products=products)
+            outputs = self._oracle.with_tf32(question.inputs(), question.state, training=mode, products=products)
         except OutOfDomainError:
             return question
         self.has_tf32 = outputs is not None
@@ -223,7 +227,7 @@ class Bounds:
         if not all(self._calibrated[index] > (index in told) for index in self._rounded):
             return []
         try:
-            outputs = self._oracle.with_other_sums_in_norms(question.inputs, question.state, training=question.training)
+            outputs = self._oracle.with_other_sums_in_norms(question.inputs(), question.state, training=question.training)
         except OutOfDomainError:
             return []
         error = INFINITELY_FAR if outputs is None else apart(outputs, question.truth)
@@ -282,8 +286,7 @@ class Bounds:
         """
         training, state = self._trial.facts.oracle.training, self._trial.state if state is None else state
         try:
-            truth = self.truth(drawn, state, training)
-            if truth is None:
+            if (truth := self.truth(drawn, state, training)) is None:
                 return None
             question = self.around(drawn, state, training, truth, [*wanted])
         except OutOfDomainError:
@@ -300,8 +303,9 @@ class Bounds:
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
             question = self.summed_otherwise(question)
-        if only_worst_exceeds(found, question.tolerance.allowed):
-            question = self.conditioned(question)
+        allowed, others = question.tolerance.allowed, found.without("worst")
+        if not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst):
+            question = self.conditioned(question)  # single elements are all that is too far
         return question
 
     @property
@@ -370,7 +374,7 @@ class Bounds:
         (`argmax` promises the first). Each disturbance tosses a coin for a tie: few of them may miss most ties."""
         if self._unordered is None:
             self._unordered = not _UNORDERED.isdisjoint(self._operators())
-        dtype = next((tensor.dtype for tensor in tensors_of(question.inputs) if tensor.is_floating_point()), None)
+        dtype = next((tensor.dtype for tensor in tensors_of(question.inputs()) if tensor.is_floating_point()), None)
         if not self._unordered or dtype is None:
             return Distance(0.0, 0.0)
         try:
@@ -382,12 +386,6 @@ class Bounds:
 def _never_narrower(old: Distance, *new: Distance) -> Distance:
     """The widest of several limits of one output, number by number; of integers the first one."""
     return replace(farthest([old, *new]), differing=old.differing)
-
-
-def only_worst_exceeds(found: Distance, allowed: Distance) -> bool:
-    """Whether single elements are all that is too far."""
-    others = found.without("worst")
-    return not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst)
 
 
 def _loose(dtype: torch.dtype) -> Distance:

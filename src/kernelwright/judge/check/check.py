@@ -66,7 +66,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     # The second set reuses the first one's memory: same pointer, other values.
     second = examiner.ask(INPUT_SETS[1], slot=0, hold=True)
     if trial.settings.thorough:
-        drawn = tensors_of(first.question.inputs)
+        drawn = [tensor.to("meta") for tensor in tensors_of(first.question.inputs())]
         fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
         for index, inputs in enumerate(fitting):
             with trial.findings.skipping(inputs.name):
@@ -155,13 +155,14 @@ def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:
     """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide."""
     if examiner.trial.facts.has_buffers:
         return  # outputs may depend on buffers that earlier calls moved; `check_reloading` covers this case
+    first = replace(first, question=examiner.bounds.whole(first.question))
     with examiner.trial.gate(shared=True):
         if examiner.trial.facts.stateful:
-            now = examiner.call(examiner.reference, first.question.inputs, slot=1, seed=first.seed)
+            now = examiner.call(examiner.reference, first.question.inputs(), slot=1, seed=first.seed)
             question = first.question
-            question = examiner.bounds.around(question.inputs, question.state, question.training, None, now.outputs)
+            question = examiner.bounds.around(question.inputs(), question.state, question.training, None, now.outputs)
             first = replace(first, question=question, reference=now)
-        answer = examiner.call(examiner.candidate, first.question.inputs, slot=1, seed=first.seed)
+        answer = examiner.call(examiner.candidate, first.question.inputs(), slot=1, seed=first.seed)
     examiner.judge(first, answer, Reason.NONDETERMINISTIC)
 
 
@@ -219,7 +220,7 @@ def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], outp
     with examiner.trial.gate(shared=True):
         for index, posed in enumerate(held):
             now, allowed = held_output(examiner.trial, examiner.candidate, index), posed.question.tolerance.allowed
-            if now is not None and not apart(now, examiner.bounds.truth_of(posed.question)).within(allowed):
+            if now is not None and not apart(now, examiner.bounds.whole(posed.question).truth).within(allowed):
                 reject_overwritten(examiner.trial)
     examiner.candidate.release()
 
@@ -227,14 +228,13 @@ def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], outp
 def _label_whole_check(examiner: Examiner) -> None:
     facts, findings, bounds = examiner.trial.facts, examiner.trial.findings, examiner.bounds
     check_process(examiner.trial, examiner.candidate)
-    operators = examiner.candidate.operators(layout=0)
+    operators = examiner.candidate.operators()
     if facts.stateful:
-        examiner.reference.operators(layout=0)  # that was a call, which one side alone may not have
+        examiner.reference.operators()  # that was a call, which one side alone may not have
     findings.checks["operators"] = operators
     if operators:
         findings.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
-    vacuous = examiner.vacuity.passing
-    if vacuous:
+    if vacuous := examiner.vacuity.passing:
         findings.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(vacuous)}")
         findings.checks["vacuous"] = list(vacuous)
     if not bounds.is_calibrated and bounds.float_dtype is not None:

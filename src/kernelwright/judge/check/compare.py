@@ -14,6 +14,7 @@ import torch
 
 from kernelwright.judge.settings import Settings
 from kernelwright.tasks import is_inexact
+from kernelwright.tasks.input_sets import parts
 
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
@@ -114,10 +115,6 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     return INFINITELY_FAR if math.isnan(rms) or math.isnan(worst) else Distance(rms, worst)
 
 
-_PART = 1 << 26
-"""Elements that are compared or rounded at once, in float64: copies of a whole tensor would fill a GPU. Our choice."""
-
-
 def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The two numbers of a `Distance` and the root mean square of what was expected, where the tensors are. In place where
     a tensor is ours: this is most of what a judge computes itself."""
@@ -139,14 +136,6 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor
         largest.append((error / exact.abs().add_(row).add_(least)).max())
         sums.append(error.square_().sum())
     return (torch.stack(sums).sum() / expected.numel()).sqrt() / scale, torch.stack(largest).max(), size
-
-
-def parts(x: torch.Tensor) -> list[torch.Tensor]:
-    """Along the first dimension, of `_PART` elements or of one row."""
-    if x.numel() <= _PART:
-        return [x]
-    count = max(1, _PART * x.shape[0] // x.numel())
-    return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
 
 
 def farthest(distances: Sequence[Distance]) -> Distance:

@@ -12,7 +12,7 @@ from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
 from kernelwright.judge.check.form import check_form
-from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
@@ -44,7 +44,7 @@ class Examiner:
         self.reference = reference
         self.candidate = candidate
         self.sides = reference, candidate
-        self.bounds = Bounds(trial, lambda: reference.operators(layout=0))
+        self.bounds = Bounds(trial, reference.operators)
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
         self.vacuity = VacuityGate()
@@ -64,7 +64,7 @@ class Examiner:
         state: State | None = None,
         training: bool | None = None,
         draws: bool | None = None,
-        base: list[Any] | None = None,
+        base: Inputs | None = None,
         hold: bool = False,
         reason: Reason | None = None,
     ) -> PosedQuestion:
@@ -88,7 +88,7 @@ class Examiner:
         state = self.trial.state if state is None else state
         training = facts.oracle.training if training is None else training
         with self.trial.gate(shared=True):
-            drawn = facts.draw(inputs, base)
+            drawn, again = facts.drawing(inputs, base)
             if facts.stochastic if draws is None else draws:
                 # A float64 truth would be of other random draws, and so far away that everything would be allowed.
                 seed, truth = secret_seed(), None
@@ -103,8 +103,9 @@ class Examiner:
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
             answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
             posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
-        if question.has_float64:  # it is kept without a truth, which is larger than the inputs and can be computed again
-            posed = replace(posed, question=replace(posed.question, truth=[]))
+        # It is kept without what is large and can be computed again.
+        kept = replace(posed.question, inputs=again, truth=[] if question.has_float64 else question.truth)
+        posed = replace(posed, question=kept)
         if reason is None:
             self.earlier = posed.question
         return posed
@@ -132,7 +133,7 @@ class Examiner:
         """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""
         findings, name = self.trial.findings, posed.set.name
         check_form(self.trial, posed.reference, answer, strides=not posed.set.layout)
-        question = replace(posed.question, truth=self.bounds.truth_of(posed.question))
+        question = self.bounds.whole(posed.question)
         found = apart(answer.outputs, question.truth)
         question = self.bounds.widened(question, found)
         posed = replace(posed, question=question)
@@ -162,7 +163,7 @@ class Examiner:
         ):
             return Reason.NON_FINITE_OUTPUT
         earlier = self.earlier
-        if earlier is not None and apart(answer.outputs, self.bounds.truth_of(earlier)).within(allowed):
+        if earlier is not None and apart(answer.outputs, self.bounds.whole(earlier).truth).within(allowed):
             return Reason.STALE_OUTPUT
         integers_are_right = found.without("rms", "worst").within(allowed)
         if lower is not None and found.rms <= 8 * lower.rms and found.rms < 0.02 and integers_are_right:
@@ -179,9 +180,9 @@ class Examiner:
         if not self.trial.reloads_state or not self.bounds.has_float64 or not oracle.parameter_names:
             return False
         try:
-            truth = oracle.truth(posed.question.inputs, oracle.initial_state, training=oracle.training)
+            truth = oracle.truth(posed.question.inputs(), oracle.initial_state, training=oracle.training)
             self.candidate.load_state(oracle.initial_state)
-            answer = self.call(self.candidate, posed.question.inputs, slot=0, seed=None)
+            answer = self.call(self.candidate, posed.question.inputs(), slot=0, seed=None)
         except (OutOfDomainError, WorkerError):
             return False
         return apart(answer.outputs, truth).within(posed.question.tolerance.allowed * _NEAR)

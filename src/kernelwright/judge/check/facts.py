@@ -5,6 +5,7 @@ Seeds, weights and inputs are drawn here. No worker can know them in advance.
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 from collections.abc import Callable, Set
@@ -15,7 +16,7 @@ import torch
 
 from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.oracle import Oracle, OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.structure import StructureError, flatten
 from kernelwright.tasks import InputSet, LiveTask
@@ -57,16 +58,25 @@ class TaskFacts:
     """Whether the reference answers the same inputs differently, call by call."""
     stateful: bool
     """Whether it does so after the same seed too, as with a hidden state. Both sides must then be called equally often."""
+    redraws: bool
+    """Whether inputs are drawn again, and not kept: they are large, and the same from the same seed."""
     generator: torch.Generator
 
     def draws_in(self, training: bool, state: State) -> bool:
         """Whether the reference answers the same inputs differently in a mode, call by call."""
         return _differs(self.live, self.oracle, self.draw(), state, seeds=(1, 2), training=training)
 
-    def draw(self, inputs: InputSet | None = None, base: list[Any] | None = None) -> list[Any]:
-        """Fresh inputs from the task's own distribution, or those of `base`, varied by an input set."""
-        drawn = self.live.inputs(secret_seed(), self.device) if base is None else base
-        return drawn if inputs is None else inputs.apply(drawn, self.generator)
+    def draw(self, inputs: InputSet | None = None, base: Inputs | None = None, seed: int | None = None) -> list[Any]:
+        """Inputs from the task's own distribution, or those of `base`, varied by an input set; fresh ones without a seed."""
+        seed = secret_seed() if seed is None else seed
+        drawn = self.live.inputs(seed, self.device) if base is None else base()
+        return drawn if inputs is None else inputs.apply(drawn, torch.Generator(self.device).manual_seed(seed + 1))
+
+    def drawing(self, inputs: InputSet | None = None, base: Inputs | None = None) -> tuple[list[Any], Inputs]:
+        """Inputs as of `draw`, and what returns the same later."""
+        again = functools.partial(self.draw, inputs, base, secret_seed())
+        drawn = again()
+        return drawn, again if self.redraws else lambda: drawn
 
     def call_seed(self) -> int | None:
         """A seed for both sides' random generators before a call; None when the reference draws nothing."""
@@ -126,9 +136,9 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
     Raises:
         TaskError: the reference does not work, or takes or returns what no worker can be sent.
     """
-    build_seed = secret_seed()
+    build_seed, seed = secret_seed(), secret_seed()
     oracle = Oracle(live, device, build_seed)
-    example = live.inputs(secret_seed(), device)
+    example = live.inputs(seed, device)
     try:
         example_tensors = tensors_of(example)
         arguments, argument_tensors = flatten(list(live.init_inputs))
@@ -137,8 +147,7 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
             f"Wanted tensors, numbers, strings, lists, tuples and dicts as inputs of {live.task.id}; found {error}."
         ) from error
     outputs = oracle.own_outputs(example)
-    late = oracle.model.state_dict().keys() ^ oracle.initial_state.keys()
-    if late:
+    if late := oracle.model.state_dict().keys() ^ oracle.initial_state.keys():
         raise TaskError(
             f"Wanted a reference for {live.task.id} whose state_dict has the same names before and after a call; "
             f"forward adds or removes {listed(sorted(late))}. Register them in the constructor."
@@ -147,6 +156,8 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {live.task.id}; found tensors.")
     generator = torch.Generator(device=device).manual_seed(secret_seed())
     weights = oracle.random_state(generator)
+    shapes = TaskShapes.measure(example_tensors, outputs, oracle.initial_state)
+    redraws = shapes.is_large and _alike(example, live.inputs(seed, device))
     stochastic = _differs(live, oracle, example, weights, seeds=(1, 2), training=oracle.training)
     return TaskFacts(
         live=live,
@@ -154,13 +165,19 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         oracle=oracle,
         build_seed=build_seed,
         arguments=arguments,
-        shapes=TaskShapes.measure(example_tensors, outputs, oracle.initial_state),
+        shapes=shapes,
         output_dtypes=tuple(output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs),
         weights=weights,
         stochastic=stochastic,
         stateful=stochastic and _differs(live, oracle, example, weights, seeds=(1, 1), training=oracle.training),
+        redraws=redraws,
         generator=generator,
     )
+
+
+def _alike(first: list[Any], second: list[Any]) -> bool:
+    (skeleton, tensors), (other, others) = flatten(list(first)), flatten(list(second))
+    return bool(skeleton == other and all(map(torch.equal, tensors, others)))
 
 
 def _differs(live: LiveTask, oracle: Oracle, same: list[Any], state: State, seeds: tuple[int, int], training: bool) -> bool:

@@ -18,9 +18,12 @@ from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
+from kernelwright.tasks.input_sets import parts
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
+Inputs = Callable[[], list[Any]]
+"""Returns the arguments of one call, the same each time."""
 Outputs = list[torch.Tensor]
 """All tensors that one call returned, flat."""
 _ARGUMENTS = "Have get_inputs() return a list of the arguments that Model.forward takes."
@@ -160,8 +163,7 @@ class Oracle:
         return unflatten(skeleton, [tensor.clone() for tensor in tensors])  # type: ignore[no-any-return]
 
     def _run(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
-        outputs = self._forward(model, inputs)
-        if not outputs:
+        if not (outputs := self._forward(model, inputs)):
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
         _give_back_spare_memory(self.device)
         if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
@@ -358,8 +360,7 @@ into these; products with a vector have no TF32."""
 
 def _tf32_in_products(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The same, and factors of matrix products."""
-    first = _FACTORS.get(func.overloadpacket.__name__.removesuffix("_"))
-    if first is None:
+    if (first := _FACTORS.get(func.overloadpacket.__name__.removesuffix("_"))) is None:
         return _tf32_in_cudnn(func, args)
     return (*args[:first], *map(_in_tf32, args[first : first + 2]), *args[first + 2 :])
 
@@ -460,10 +461,11 @@ def _widened(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
-    finite = torch.isfinite(x)
-    size = x.masked_fill(~finite, 0.0).abs().square_().mean().sqrt()
-    moved = torch.randn_like(x).mul_(x.abs().add_(size).mul_(noise)).add_(x)
-    return torch.where(finite, moved, x, out=moved)
+    size, moved = x.abs().masked_fill_(~torch.isfinite(x), 0.0).square_().mean().sqrt(), torch.empty_like(x)
+    for part, target in zip(parts(x), parts(moved), strict=True):
+        noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)
+        target.copy_(torch.where(torch.isfinite(part), noisy, part))
+    return moved
 
 
 def _give_back_spare_memory(device: torch.device) -> None:

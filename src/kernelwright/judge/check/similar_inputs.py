@@ -6,10 +6,10 @@ import functools
 
 import torch
 
-from kernelwright.judge.check.compare import parts
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import some_of
 from kernelwright.tasks import InputSet
+from kernelwright.tasks.input_sets import parts
 
 
 def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
@@ -35,9 +35,9 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
     if x.dtype == torch.bool or not movable.any():
         movable = torch.ones_like(movable)
     if share == 0:
-        draws = torch.rand(x.shape, generator=generator, device=x.device).masked_fill_(~movable, -1.0)
+        place = torch.rand(x.shape, generator=generator, device=x.device).masked_fill_(~movable, -1.0).argmax()
         chosen = torch.zeros_like(movable)
-        chosen.view(-1)[draws.argmax()] = True
+        chosen.view(-1)[place] = True
     else:
         chosen = some_of(x, share, generator) & movable
     if x.dtype == torch.bool:

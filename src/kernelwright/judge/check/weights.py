@@ -132,15 +132,13 @@ def _ask_after_step(examiner: Examiner, state: State, names: set[str], how: str)
 def check_ties(examiner: Examiner) -> None:
     """A tied parameter, which has several names, must change under all of them when it changes under one."""
     facts = examiner.trial.facts
-    tied = [sorted(names) for names in facts.oracle.owners() if len(names) > 1]
-    if not tied:
+    if not (tied := [sorted(names) for names in facts.oracle.owners() if len(names) > 1]):
         return
     state = facts.new_weights()
     examiner.candidate.step(state, {names[0] for names in tied})
     found = examiner.candidate.read_state()
     for names in tied:
-        apart = [name for name in names if not torch.equal(found[name], state[name])]
-        if apart:
+        if apart := [name for name in names if not torch.equal(found[name], state[name])]:
             detail = f"`{names[0]}` and `{apart[0]}` are one parameter of the reference, and two of the candidate"
             examiner.trial.findings.miss(Reason.STATE_MISMATCH, detail)
 
@@ -166,8 +164,7 @@ def check_replaced_weights(examiner: Examiner) -> None:
 def check_default_buffers(examiner: Examiner) -> None:
     """Other values in buffers that hold a default, such as a mean of 0: a module that ignores them is right until then."""
     facts = examiner.trial.facts
-    other = facts.oracle.other_defaults(facts.generator)
-    if not other:
+    if not (other := facts.oracle.other_defaults(facts.generator)):
         return
     state = {**facts.weights, **other}
     examiner.load(state)

@@ -21,8 +21,7 @@ class JudgeFolder:
     def __init__(self) -> None:
         for _ in range(_TRIES):
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-            lock = _locked(self.path)
-            if lock is not None:
+            if (lock := _locked(self.path)) is not None:
                 self._lock = lock
                 return
             # Another judge took it for one that was left, in the moment before it was locked.
@@ -41,8 +40,7 @@ class JudgeFolder:
 def remove_left_folders() -> None:
     """Delete folders of this user's judges that have ended without doing so."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        lock = _locked(path)
-        if lock is not None:
+        if (lock := _locked(path)) is not None:
             remove_tree(path)
             os.close(lock)
 

@@ -26,6 +26,14 @@ SERIES_CALLS_MAX = 16
 SERIES_BYTES_MAX = 256 << 20
 """Calls under one request, as far as their inputs and outputs fit into this much memory."""
 
+LARGE_BYTES = 1 << 30
+"""Inputs and outputs of a call beyond which the memory of one is not held for another. Our choice."""
+_SHIFT_BYTES = 96 << 10
+"""Distance of the slots of a large task, which overlap. Our choice; a multiple of `ALIGNMENT_BYTES` and of `_SPOILT`."""
+_SPOILT = torch.tensor([0x7BFF, -0x401, -1], dtype=torch.int16).repeat_interleave(8)
+"""What lies in the slots where the present inputs do not: in every floating type NaN and numbers of both signs too large
+for any output to be right that was computed from them."""
+
 ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
 """Limit of a candidate's call while others are stopped for it: so long, and this many times its longest call. Our choice."""
 
@@ -46,6 +54,16 @@ class TaskShapes:
     state_bytes: int
 
     @property
+    def is_large(self) -> bool:
+        """Whether the inputs of one call are all that a worker's memory and the judge's hold."""
+        return self.slot_bytes + self.output_bytes > LARGE_BYTES
+
+    @property
+    def step_bytes(self) -> int:
+        """Distance of one slot from the next."""
+        return _SHIFT_BYTES if self.is_large else self.slot_bytes
+
+    @property
     def series_calls(self) -> int:
         """Most calls of one request; one where outputs are large, since five processes hold a copy of each."""
         return max(1, min(SERIES_CALLS_MAX, SERIES_BYTES_MAX // (self.slot_bytes + self.output_bytes)))
@@ -54,7 +72,7 @@ class TaskShapes:
     def arena_bytes(self) -> dict[str, int]:
         """Size of each of a worker's arenas."""
         return {
-            "inputs": max(SLOTS, self.series_calls) * self.slot_bytes,
+            "inputs": (max(SLOTS, self.series_calls) - 1) * self.step_bytes + self.slot_bytes,
             "outputs": self.series_calls * self.output_bytes,
             "state": self.state_bytes,
         }
@@ -112,6 +130,8 @@ class Side:
         """Processor time between the latest call and the next request, microseconds."""
         self._placed: dict[int, list[_Placed]] = {}
         """What was written where, by slot."""
+        self.is_read = True
+        """Whether anybody looks at the outputs of its calls."""
         self._holds_views = False
         """Whether the next outputs that are held are held by views."""
 
@@ -162,8 +182,9 @@ class Side:
         """Process-wide settings before and after, and the module's interface."""
         return self._asked(Inspection, "inspect", self._settings.run_limit_s)
 
-    def operators(self, layout: int) -> list[str]:
-        """PyTorch operators that one call on a placed layout runs, by the worker's own account."""
+    def operators(self) -> list[str]:
+        """PyTorch operators that the latest call runs when it is made again, by the worker's own account."""
+        layout = self._latest[0] if self._latest else 0
         return list(self._asked(Operators, "trace", self._settings.run_limit_s, layout=layout).operators)
 
     def place(self, inputs: list[Any], slot: int) -> int:
@@ -188,7 +209,7 @@ class Side:
         specs, size = plan(laid_out, as_aligned=True)
         if size > self._shapes.slot_bytes:
             raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
-        placed = [replace(spec, offset_bytes=spec.offset_bytes + slot * self._shapes.slot_bytes) for spec in specs]
+        placed = [replace(spec, offset_bytes=spec.offset_bytes + slot * self._shapes.step_bytes) for spec in specs]
         key = repr((skeleton, placed))
         if key not in self._layouts:
             self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
@@ -197,6 +218,11 @@ class Side:
         return self._layouts[key], [(spec.view(memory), tensor) for spec, tensor in zip(placed, laid_out, strict=True)]
 
     def _write(self, slot: int, pairs: list[_Placed]) -> None:
+        if self._shapes.is_large:
+            self._placed.clear()
+            memory = self.worker.arenas["inputs"].memory
+            rest = (memory[:_SHIFT_BYTES] if slot else memory[-_SHIFT_BYTES:]).view(torch.int16).view(-1, len(_SPOILT))
+            pairs = [(rest, _SPOILT.to(rest.device).expand_as(rest)), *pairs]
         for view, tensor in pairs:
             view.copy_(tensor)
         self._placed[slot] = pairs
@@ -233,6 +259,8 @@ class Side:
         found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
         if hold:
             self._hold()
+        if self._shapes.is_large:
+            self._placed.clear()
         return found
 
     def _limit_s(self, calls: int = 1) -> float:
@@ -316,7 +344,7 @@ class Side:
         self._workers.stop(self.worker)
 
     def _read_outputs(self, specs: Sequence[TensorSpec]) -> Outputs:
-        return [spec.view(self.worker.arenas["outputs"].memory).clone() for spec in specs]
+        return [spec.view(self.worker.arenas["outputs"].memory).clone() for spec in specs if self.is_read]
 
     def _state_json(self) -> list[Any]:
         return [[key, spec.to_json()] for key, spec in self._shapes.state]
@@ -328,8 +356,7 @@ class Side:
         return self._parsed(kind, self._ask(op, timeout_s, **fields))
 
     def _parsed(self, kind: type[R], answer: dict[str, Any]) -> R:
-        reply = parse(kind, answer)
-        if reply is None:
+        if (reply := parse(kind, answer)) is None:
             raise WorkerError(Reason.PROTOCOL_VIOLATION, f"an answer is not a {kind.__name__.lower()}: {str(answer)[:200]}")
         return reply
 

@@ -348,8 +348,7 @@ def _kill_session(session: int) -> None:
     """Kill until nothing is left: a process may fork while it is being looked for, but stopped ones may not."""
     signal_each(session_members(session), signal.SIGSTOP)
     for _ in range(_KILL_ROUNDS):
-        members = session_members(session)
-        if not members:
+        if not (members := session_members(session)):
             return
         signal_each(members, signal.SIGKILL)
 
@@ -366,8 +365,7 @@ def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
         _, status = os.waitpid(one.pid, 0)
     # Orphans of the session come to us; none may outlive the worker.
     for _ in range(_KILL_ROUNDS):
-        left = session_members(one.pid, zombies=True)
-        if not left:
+        if not (left := session_members(one.pid, zombies=True)):
             break
         _kill_session(one.pid)
         for pid in left:

@@ -70,18 +70,9 @@ class Confirmation:
         from kernelwright.records.scoring import score_ratios  # numpy is slow to import where no schedule is confirmed
 
         interval, floor = score_ratios(log_ratios, null_log_ratios)
-        return cls(
-            interval.estimate,
-            interval.low,
-            interval.high,
-            floor,
-            baseline,
-            None,
-            len(null_log_ratios),
-            gpu=gpu,
-            log_ratios=tuple(map(tuple, log_ratios)),
-            null_log_ratios=tuple(map(tuple, null_log_ratios)),
-        )
+        found = interval.estimate, interval.low, interval.high, floor
+        ratios, nulls = (tuple(map(tuple, one)) for one in (log_ratios, null_log_ratios))
+        return cls(*found, baseline, None, len(nulls), gpu=gpu, log_ratios=ratios, null_log_ratios=nulls)
 
     @classmethod
     def of_failure(cls, wrong: str, processes: int, failure: ScheduleFailure | None = None) -> Confirmation:

@@ -163,12 +163,7 @@ class ContainedLauncher:
         return found
 
     def compare(self, cubin: bytes, seeds: Sequence[int]) -> str | None:
-        """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None.
-
-        Raises:
-            ScheduleFailedError: it faulted, hung or ended the process.
-            DeviceError: the machine is at fault.
-        """
+        """Return how a schedule's outputs differ from the original's on inputs of these seeds, or None; raises as `time`."""
         found: str | None = self._ask((cubin, tuple(seeds)), str | None)
         return found
 
@@ -256,12 +251,12 @@ def serve(
         launcher = factory(spec)
         handle = launcher.load(original)
         first, again = (launcher.outputs(handle, _SETTLING_SEED) for _ in range(2))
-        changed = difference(spec, first, again)
-        if changed is not None:
+        if (changed := difference(spec, first, again)) is not None:
             connection.send(_Faulted("not-repeatable", f"two launches of the original differ: {changed}"))
             return
-        trivial = [tensor.name for tensor, data in zip(spec.outputs, first, strict=True) if data == data[:1] * len(data)]
-        if trivial:
+        if trivial := [
+            tensor.name for tensor, data in zip(spec.outputs, first, strict=True) if data == data[:1] * len(data)
+        ]:
             connection.send(_Faulted("trivial", f"the original leaves every byte of {trivial[0]} the same"))
             return
         with turn_on_gpu():
@@ -300,8 +295,7 @@ def serve(
 
 def _end_with_the_parent() -> None:
     """End this process when its parent has ended, even while a kernel that never ends is waited for."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
@@ -347,8 +341,7 @@ def _compared(
             while len(expected) >= _OUTPUTS_KEPT:
                 expected.pop(next(iter(expected)))
             expected[seed] = launcher.outputs(original, seed)
-        found = difference(spec, expected[seed], launcher.outputs(handle, seed))
-        if found is not None:
+        if (found := difference(spec, expected[seed], launcher.outputs(handle, seed))) is not None:
             break
     launcher.unload(handle)
     return found

@@ -8,7 +8,7 @@ its own clock has not seen. Single requests are noisy; series of calls under one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 
 import numpy as np
@@ -63,7 +63,6 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
     `calls` is the number of calls of a series.
     """
     reference, candidate, null = (samples[name] for name in ("reference", "candidate", "null"))
-    rival = samples.get("rival", CallSamples())
     series = TimingSeries(
         process=process,
         calls=calls,
@@ -75,11 +74,8 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
     claimed = [
         TimingBlock(
             process=process,
-            reference_us=_pair(reference, index),
-            null_us=_pair(null, index),
-            rival_us=_pair(rival, index),
-            candidate_us=_pair(candidate, index),
             claimed_us=_pair(candidate, index),
+            **{f"{name}_us": _pair(side, index) for name, side in samples.items()},
         )
         for index in range(len(reference.clocks) // 2)
     ]
@@ -92,10 +88,8 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
         summary={
             "harness_us": median(trusted_us),
             "excess_us": median(candidate.harness_us()) - median(trusted_us),
-            "audited_us": charge.audited_us,
-            "slack_us": charge.slack_us,
             "charged_us": charge.charged_us,
-            "least_us": charge.least_us,
+            **asdict(charge),
         },
     )
 

@@ -25,7 +25,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
-from kernelwright.judge.check.oracle import Outputs, State
+from kernelwright.judge.check.oracle import Inputs, Outputs, State
 from kernelwright.judge.check.side_effects import check_process
 from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
@@ -80,9 +80,11 @@ class ProcessTriple:
         self._trial = trial
         self._check = check
         self._sides = sides
+        for name in sides.keys() - {"reference", "candidate"}:
+            sides[name].is_read = False
         self._flush = flush
         self._samples = {name: CallSamples() for name in sides}
-        self._first: tuple[list[Any], Outputs, Outputs] | None = None
+        self._first: tuple[Inputs, Outputs, Outputs] | None = None
         """Inputs, the reference's output and the candidate's of the call whose output is held."""
         self._still = trial.facts.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
@@ -117,7 +119,7 @@ class ProcessTriple:
         """Ask some input sets of the check between timed calls, in this very process: a candidate must not be able to tell
         where it is checked from where it is timed."""
         for chosen in sets:
-            answers: dict[str, CallOutput] = {}  # before the draw: the earlier ones may be large
+            answers, inputs = dict[str, CallOutput](), list[Any]()  # before the draw: the earlier ones may be large
             inputs, seed, slot = self._trial.facts.draw(chosen), self._trial.facts.call_seed(), random.randrange(SLOTS)
             try:
                 # The second reference too: caches must be as warm for all. No rival: torch.compile would compile anew.
@@ -140,7 +142,7 @@ class ProcessTriple:
 
     def first_calls(self) -> None:
         """The call in which compilers work, on all sides at once and beside other evaluations'; checked like all others."""
-        inputs, seed = self._trial.facts.draw(), self._trial.facts.call_seed()
+        (inputs, again), seed = self._trial.facts.drawing(), self._trial.facts.call_seed()
         layouts, answers = dict[str, int](), dict[str, CallOutput]()
         for name in self._names:
             with forgiving(self._trial, name):
@@ -153,7 +155,7 @@ class ProcessTriple:
         for name, call in calls.items():
             with forgiving(self._trial, name):
                 answers[name] = call.result()
-        self._compare(answers["reference"], answers["candidate"], inputs, held=self._hold_at == 0)
+        self._compare(answers["reference"], answers["candidate"], inputs, again if self._hold_at == 0 else None)
         if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
             self.odd_inputs([one for one in self._check.tolerances if one.layout])
 
@@ -196,12 +198,10 @@ class ProcessTriple:
         if done != self._hold_at_block:
             return False
         self.verify_held()
-        for name in SIDES:
-            self._sides[name].release()
         return True
 
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
-        inputs, seed, slot = self._trial.facts.draw(), self._trial.facts.call_seed(), random.randrange(SLOTS)
+        (inputs, again), seed, slot = self._trial.facts.drawing(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
         repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
         for name in order:
@@ -214,25 +214,23 @@ class ProcessTriple:
                 answers[name] = side.timed_call(inputs, slot, self._flush, seed=seed, hold=held, repeats=repeats)
             if (answer := answers.get(name)) is None:
                 continue
-            if name not in ("reference", "candidate"):
-                answer.outputs.clear()  # which nobody looks at
             # What a device still does for the call delays the judge's own kernel.
             quiet_us = [] if self._still else [self._flush()]
             self._samples[name].idle_us.append(answer.clocks.idle_us)
             if keep:
                 self._samples[name].clocks.append(answer.clocks)
                 self._samples[name].quiet_us += quiet_us
-        self._compare(answers["reference"], answers["candidate"], inputs, held=hold)
+        self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
 
-    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], *, held: bool = False) -> None:
+    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Inputs | None = None) -> None:
         check_form(self._trial, reference, candidate)
         self._near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
         if held:
-            self._first = inputs, reference.outputs, candidate.outputs
+            again = self._trial.facts.redraws and not self._trial.facts.has_buffers
+            self._first = held, candidate.outputs, [] if again else reference.outputs
 
     def _near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
-        far = _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)
-        if far is not None:
+        if (far := _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)) is not None:
             raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
 
     def audit(self) -> None:
@@ -263,14 +261,14 @@ class ProcessTriple:
         return min(self._trial.facts.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
 
     def verify_held(self) -> None:
-        """An earlier call's output, after all the calls since."""
+        """Look at an earlier call's output, after all the calls since, for the last time."""
         assert self._first is not None
-        if self._check.output_follows_input:
-            return  # the reference itself returns views of its inputs, which later calls overwrite
-        inputs, wanted, _ = self._first
-        held = held_output(self._trial, self._sides["candidate"], 0)
-        if held is not None and _far(self._check, inputs, wanted, held, self._check.timed_tolerance) is not None:
-            reject_overwritten(self._trial)
+        if not self._check.output_follows_input:  # or the reference returns views of its inputs, which later calls overwrite
+            held = held_output(self._trial, self._sides["candidate"], 0)
+            if held is not None and not apart(held, self._first[1]).within(self._check.timed_tolerance):
+                reject_overwritten(self._trial)
+        for name in SIDES:
+            self._sides[name].release()
 
     def verify_buffers(self) -> None:
         """Reject a candidate that updates statistics and counters only where the check looks and saves the rest.
@@ -287,9 +285,7 @@ class ProcessTriple:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
         module may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
         trial, candidate = self._trial, self._sides["candidate"]
-        if against_truth:
-            for name in SIDES:
-                self._sides[name].rest()  # a truth of large tensors needs the memory
+        if against_truth and self._check.bounds.has_float64:
             self._verify_error()
         check_process(trial, candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
@@ -297,21 +293,24 @@ class ProcessTriple:
         loaded = trial.facts.new_weights()
         for name in ("reference", "candidate"):
             self._sides[name].load_state(loaded)
-        far = self._far_from_reference()
-        if far is not None:
+        if (far := self._far_from_reference()) is not None:
             raise RejectionError(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
         stepped, names = trial.facts.new_weights(), random.choice(trial.facts.two_parts())
         for name in ("reference", "candidate"):
             self._sides[name].step(stepped, names)
-        far = self._far_from_reference()
-        if far is not None:
+        if (far := self._far_from_reference()) is not None:
             trial.findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
 
     def _verify_error(self) -> None:
         """Hold one timed output, of a call chosen at random, to what the check allows. The others are compared with the
         reference's alone, from which a right one may be twice as far as from the truth."""
         assert self._first is not None
-        if self._check.bounds.settles(*self._first) is False:
+        (again, outputs, wanted), reference = self._first, self._sides["reference"]
+        inputs = again()
+        wanted = wanted or reference.call(reference.place(inputs, slot=0), seed=None).outputs
+        for name in SIDES:
+            self._sides[name].rest()  # a truth of large tensors needs the memory
+        if self._check.bounds.settles(inputs, wanted, outputs) is False:
             raise RejectionError(
                 Reason.TIMED_OUTPUT_WRONG, "the output of a timed call is further from the truth than the check allows"
             )

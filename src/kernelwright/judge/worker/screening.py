@@ -112,7 +112,7 @@ class ScreeningHarness(Harness):
         self._bounds = Bounds(self._trial, lambda: self._operators(live))
         for name in SETS:
             self._posed.append(self._pose(name))
-        own = self._posed[0].question.inputs
+        own = self._posed[0].question.inputs()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(own))
         self._timed = [own] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
         moved = self._state_now()
@@ -148,7 +148,7 @@ class ScreeningHarness(Harness):
 
         None where they cannot be counted, or where their type has no such rate.
         """
-        inputs = posed.question.inputs
+        inputs = posed.question.inputs()
         try:
             operations = operations_of(lambda: self._call_reference(inputs, posed.seed))
         except OutOfDomainError:
@@ -227,7 +227,7 @@ class ScreeningHarness(Harness):
             inputs: Those of the first call where there is no question yet.
             seed: Its seed.
         """
-        asked = [(posed.question.inputs, posed.seed) for posed in self._posed]
+        asked = [(posed.question.inputs(), posed.seed) for posed in self._posed]
         for earlier in [*(asked[:1] or [(inputs, seed)]), *asked]:
             self._call_reference(*earlier)
 
@@ -283,7 +283,7 @@ class ScreeningHarness(Harness):
         if first.seed is not None:
             self.seed(first.seed)
         with torch.no_grad():
-            self.model(*_copied(first.question.inputs))
+            self.model(*_copied(first.question.inputs()))
         self.clock.settle()
 
     def op_check(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -293,14 +293,14 @@ class ScreeningHarness(Harness):
                 return refused
         if self._keeps_state and self._trial.settings.timed:
             self._start_reference()
-            self._call_as_candidates(self._posed[0].question.inputs, self._posed[0].seed)
+            self._call_as_candidates(self._posed[0].question.inputs(), self._posed[0].seed)
             self.clock.settle()
         return {}
 
     def _refusal(self, posed: _Posed) -> dict[str, Any] | None:
         model = self.model
         assert model is not None
-        inputs = _copied(posed.question.inputs)
+        inputs = _copied(posed.question.inputs())
         if posed.seed is not None:
             self.seed(posed.seed)
         with torch.no_grad():
@@ -321,7 +321,7 @@ class ScreeningHarness(Harness):
             alike = all(size < 2 or a == b for size, a, b in zip(item.shape, item.stride(), form.stride, strict=True))
             if posed.strides_count and not alike and Label.STRIDES_DIFFER in self._trial.settings.forbid:
                 return _refused(Reason.WRONG_STRIDES, f"returned strides {item.stride()}; wanted {form.stride}")
-        given = zip(tensors_of(inputs), tensors_of(posed.question.inputs), strict=True)
+        given = zip(tensors_of(inputs), tensors_of(posed.question.inputs()), strict=True)
         if not all(torch.equal(mine, theirs) for mine, theirs in given):
             return _refused(Reason.INPUT_MUTATED, "the call changed its inputs")
         found = apart(flat, posed.question.truth)
