@@ -100,7 +100,7 @@ def features(techniques: Iterable[str], place: Place) -> Iterator[tuple[str, flo
     limits = list(place.limits())
     for technique in techniques:
         yield technique, 1.0
-        for operator in place.operators:
+        for operator in sorted(place.operators):
             yield f"{technique} on {operator}", 1.0
         for name, near in limits:
             yield f"{technique} at {name}", near
