@@ -2,7 +2,7 @@
 
 A candidate is described by a `Recipe`; the plan is a fixed list of recipes followed by those derived from the best
 candidates so far. A record's techniques name its recipe, so the same history gives the same proposals in a new process too.
-On a GPU those come first that earlier searches lead one to expect most of (`order.py`).
+On a GPU those come first that earlier searches lead one to expect most of (`order`).
 """
 
 from __future__ import annotations

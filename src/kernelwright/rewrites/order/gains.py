@@ -1,10 +1,11 @@
-"""Orders proposals by the gain that earlier searches lead one to expect, so that a small budget is spent on the best.
+"""Orders proposals by what earlier searches lead one to expect, so that a small budget is spent on the best.
 
     KERNELWRIGHT_ORDER=order.json kernelwright optimize TASK    # propose by an order of your own
 
-A candidate is known by its techniques, a task by its operators and its size. An order holds a weight for each technique, and
-for each technique on each operator. `order.json` beside this file is learnt from results/kernelbench-h200, by `learning`. A
-technique that no search has used has no weight, which makes it neither better nor worse than the others.
+A candidate is known by its techniques; a task by its operators, and by how many kernels it launches, how many bytes each of
+them moves and how many operations there are to a byte: whether launches, memory or arithmetic limit it. An order holds
+weights for each technique in each of these places. `order.json` beside this file is learnt from results/kernelbench-h200, by
+`learning`. A technique that no search has used has no weight, which makes it neither better nor worse than the others.
 """
 
 from __future__ import annotations
@@ -16,16 +17,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import cast
+
+from torch import fx
 
 from kernelwright.errors import ConfigError
-from kernelwright.rewrites.graph import is_tensor, numel
+from kernelwright.rewrites.graph import is_call, is_tensor, numel, shape, value
+from kernelwright.rewrites.normalise import is_view_call
+from kernelwright.rewrites.products import PRODUCTS, operands_of
 from kernelwright.rewrites.tracing import Trace
 
 PACKAGED = Path(__file__).with_name("order.json")
 VARIABLE = "KERNELWRIGHT_ORDER"
 """Variable that names a file to take in place of the packaged one."""
 SMALL = 1e-3
-"""Weights below it are left out of the file: a hundred of them would change a gain by a tenth at most."""
+"""Weights below it are left out of the file: a hundred of them would change a score by a tenth at most."""
+_NEAR = 1.5
+"""Value of a feature that stands for an order of magnitude. Our choice; with 1 an order learns as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +41,12 @@ class Place:
     """A task, as far as the order knows it."""
 
     operators: frozenset[str] = frozenset()
-    elements: int = 1
-    """Of its largest tensor."""
+    launches: int = 0
+    """Operators that compute something; 0 where there is no graph, of which no more is known."""
+    bytes: int = 0
+    """Of all tensors of its graph."""
+    operations: int = 0
+    """Of its products and convolutions."""
 
     @classmethod
     def of(cls, traced: Trace | None) -> Place:
@@ -42,24 +54,56 @@ class Place:
         if traced is None:
             return cls()
         nodes = list(traced.training.graph.nodes)
-        calls = [node.target for node in nodes if node.op == "call_function"]
-        names = {str(getattr(call, "overloadpacket", getattr(call, "__name__", call))) for call in calls}
+        calls = [node for node in nodes if node.op == "call_function"]
+        targets = [node.target for node in calls]
+        names = {str(getattr(call, "overloadpacket", getattr(call, "__name__", call))) for call in targets}
         return cls(
             frozenset(name.rpartition(".")[2] for name in names),
-            max((numel(node) for node in nodes if is_tensor(node)), default=1),
+            sum(is_tensor(node) and not is_view_call(node) for node in calls),
+            sum(value(node).nbytes for node in nodes if is_tensor(node)),
+            sum(_operations(node) for node in calls if is_tensor(node)),
         )
+
+    def limits(self) -> Iterator[tuple[str, float]]:
+        """What limits the task: names and values of the orders of magnitude next to each quantity."""
+        if self.launches == 0:
+            return
+        yield from _magnitudes("launches", 2 * math.log10(self.launches), 0, 5)
+        yield from _magnitudes("bytes a launch", math.log10(max(self.bytes, 1) / self.launches), 4, 9)
+        yield from _magnitudes("operations a byte", math.log10(max(self.operations, 1) / max(self.bytes, 1)), -1, 3)
+
+
+def _magnitudes(name: str, place: float, least: int, most: int) -> Iterator[tuple[str, float]]:
+    """The two whole numbers beside a place on a scale, each with what it has of it."""
+    place = min(max(place, least), most)
+    lower = math.floor(place)
+    for whole, part in ((lower, 1.0 - (place - lower)), (lower + 1, place - lower)):
+        if part > 0.0:
+            yield f"{name} {whole}", _NEAR * part
+
+
+def _operations(node: fx.Node) -> int:
+    """Operations of a product or a convolution; 0 of any other call."""
+    operands = operands_of(node) if is_call(node, *PRODUCTS) else None
+    if operands is not None:
+        return 2 * numel(node) * shape(operands.left)[-1]
+    if "conv" in str(node.target):
+        source, weight = node.args[:2]
+        # Each element of a transposed convolution's input, as of another's output, meets a filter.
+        meets = source if "transpose" in str(node.target) else node
+        return 2 * numel(cast(fx.Node, meets)) * math.prod(shape(cast(fx.Node, weight))[1:])
+    return 0
 
 
 def features(techniques: Iterable[str], place: Place) -> Iterator[tuple[str, float]]:
     """Names and values of what is known about a candidate of a task."""
-    # Of the order of 1, as all others are.
-    size, length = (math.log(max(place.elements, 1)) - 15) / 5, math.log1p(len(place.operators)) - 1.5
+    limits = list(place.limits())
     for technique in techniques:
         yield technique, 1.0
-        yield f"{technique} by size", size
-        yield f"{technique} by length", length
-        for operator in place.operators:
+        for operator in sorted(place.operators):
             yield f"{technique} on {operator}", 1.0
+        for name, near in limits:
+            yield f"{technique} at {name}", near
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +113,7 @@ class Order:
     weights: Mapping[str, float]
 
     def gain(self, techniques: Iterable[str], place: Place) -> float:
-        """Logarithm of the expected speedup over the mean of the task's candidates; 0 where nothing is known."""
+        """Score among the task's candidates, the higher the likelier it is the best; 0 where nothing is known."""
         return sum(self.weights.get(name, 0.0) * value for name, value in features(techniques, place))
 
     def write(self, path: Path) -> None:
