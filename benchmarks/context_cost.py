@@ -33,8 +33,8 @@ import torch
 from kernelwright.records import RunDirectory
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-CONNECTIONS = (None, 1, 2, 4)
-AT_ONCE = (1, 4, 8, 14)
+CONNECTIONS = (None, 1)
+AT_ONCE = (1, 8, 24)
 SIZE, CALLS = 4096, 20
 
 

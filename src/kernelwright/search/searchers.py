@@ -83,7 +83,7 @@ class ScreenJob:
         return replace(self, earlier=tuple(made), others=self.others.fewer)
 
 
-class Beside(Protocol):
+class JudgesBeside(Protocol):
     """Judges on the same devices, as far as a search needs them."""
 
     def is_idle(self, device: str) -> bool:
@@ -121,7 +121,7 @@ class Searchers:
         at_once: int | None = None,
         policy: str = "builtin",
         cores: Mapping[str, frozenset[int]] | None = None,
-        judges: Beside | None = None,
+        judges: JudgesBeside | None = None,
     ) -> None:
         on_gpu = max(2, min(SEARCHERS_PER_GPU, len(os.sched_getaffinity(0)) // len(devices)))
         count = at_once or (on_gpu if devices[0].startswith("cuda") else SEARCHERS_PER_CPU)
