@@ -60,7 +60,7 @@ LONG_CALL_US = 1000.0
 """Latency of a reference from which on screening has a GPU alone while it times. Others' work comes between the many kernels
 of a long call, and less often between those of a CUDA graph: beside others such candidates read 1.4 to 2 times too fast, and
 short ones hardly (`docs/log.md`). Our choice."""
-ALONE_LIMIT_S, ALONE_CALLS = 5.0, 100
+TIMED_ALONE_S, TIMED_ALONE_CALLS = 5.0, 100
 """Limit of timing alone, and calls of the reference that it may take beyond that: all others on the GPU wait. Our choice."""
 SPARED_BYTES = 4 << 30
 """GPU memory that a process which has it alone leaves to libraries' workspaces and to contexts of processes that wait. Our
@@ -134,7 +134,7 @@ class ScreeningProcess:
             return {"correct": True}
         limit_s, long_us = pool.run_limit_s, self._reference_us or 0.0
         if alone := long_us >= LONG_CALL_US:
-            limit_s = min(limit_s, ALONE_LIMIT_S + ALONE_CALLS * long_us / 1e6)
+            limit_s = min(limit_s, TIMED_ALONE_S + TIMED_ALONE_CALLS * long_us / 1e6)
         with pool.timing(worker, spent_s), self._gate(shared=not alone), counted(spent_s, "time"):
             timed = worker.request("time", limit_s)
         names = ("estimate", "spread", "reference_us", "candidate_us")
