@@ -235,7 +235,9 @@ def test_a_job_waits_until_the_memory_that_it_may_take_is_left_and_others_pass_i
     assert {alone for _, alone in member.asked} == {False}
 
 
-def test_a_job_that_takes_more_than_a_device_has_is_alone_without_being_tried_beside_others(member, limited):
+def test_a_job_that_takes_more_than_a_device_has_is_alone_without_being_tried_beside_others(member, limited, monkeypatch):
+    """It comes last."""
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
     member.act = at_work = AtWork()
     with JudgePool(["cpu"], SETTINGS, 3) as judges:
         first, large = judges._submit(sized(0, 1)), judges._submit(sized(1, 11))
@@ -264,7 +266,7 @@ def test_what_waits_for_memory_takes_no_slot_from_others(member, limited):
         found = []
         thread = threading.Thread(target=lambda: found.extend(judges.evaluate(given())))
         thread.start()
-        assert at_work.become("0", "7")
+        assert at_work.become("1", "7"), "what has to be alone comes last"
         assert len(taken) == len(jobs)
         at_work.end(*(one.task.id for one in jobs))
         thread.join(60)

@@ -192,13 +192,12 @@ class JudgePool:
 
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
         future: Future[_Found] = Future()
-        self._put((work, future))
-        return future
-
-    def _put(self, *entries: _Entry | None) -> None:
         with self._changed:
-            self._jobs.extend(entries)
+            # What takes more than a device has is not tried beside others first.
+            is_large = work.memory_bytes > 0 and work.memory_bytes > max(map(memory_of, self._slots))
+            (self._crowded if is_large else self._jobs).append((work, future))
             self._changed.notify_all()
+        return future
 
     def _next(self, device: str, started: bool) -> tuple[_Entry, bool] | None:
         """The next job that fits, and whether it is to be alone; None at the end.
@@ -224,8 +223,6 @@ class JudgePool:
                 self._jobs.remove(entry)
             self._started[device] -= started
             if entry is not None:
-                needed_bytes = entry[0].memory_bytes
-                alone = alone or (needed_bytes > 0 and needed_bytes > memory_of(device))
                 self._at_work[device] += 1
                 self._taken_bytes[device] += self._share(entry[0], device, alone)
             self._changed.notify_all()
@@ -263,7 +260,9 @@ class JudgePool:
             self._crowded.clear()
         for work, future in dropped:  # somebody waits for them
             future.set_result(InfrastructureError(f"Wanted an evaluation of {work.task.id}; the pool was closed before."))
-        self._put(*(None for _ in self._threads))
+        with self._changed:
+            self._jobs.extend(None for _ in self._threads)
+            self._changed.notify_all()
         if at_once:
             self._killing = True
             for member in list(self._members):
