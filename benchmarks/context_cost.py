@@ -36,8 +36,6 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 CONNECTIONS = (None, 1)
 AT_ONCE = (1, 8, 24)
 SIZE, CALLS = 4096, 20
-
-
 DEVICE = "cuda:0"
 """The one GPU that a process sees."""
 
@@ -131,7 +129,7 @@ def main() -> None:
         os.environ.pop(VARIABLE, None)
         if connections is not None:
             os.environ[VARIABLE] = str(connections)
-        for spread in (gpus[:1], gpus)[: min(2, len(gpus))]:
+        for spread in (gpus[:1], gpus)[: len(gpus)]:
             for count in AT_ONCE:
                 found, took_s, ended_s = together(contexts, count, spread)
                 means = {name: round(statistics.mean(one[name] for one in found), 3) for name in found[0]}

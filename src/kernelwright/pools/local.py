@@ -1,9 +1,10 @@
 """Does many evaluations at once, in processes that each hold a judge, several to a device.
 
 Building, checking and compiling of some candidates overlap with the timing of another; a lock file per device lets only
-one of them use the device at a time (`Judge`). A pool process that dies is replaced and its job tried once more. A job for
-which a GPU's memory does not suffice beside others waits until nothing else is left to do there: one that waits for it at
-once keeps all others out, which took half the time of a search (results/kernelbench-h200).
+one of them use the device at a time (`Judge`). A pool process that dies is replaced and its job tried once more. A job whose
+need of memory is known begins when so much is left, and smaller ones pass it. One for which a GPU's memory does not suffice
+beside others waits until nothing else is left to do there: one that waits for it at once keeps all others out, which took
+half the time of a search (results/kernelbench-h200).
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class JudgePool:
 
     @property
     def waiting(self) -> int:
-        """Jobs that have given their slot to others until nothing else is left to do."""
+        """Jobs that leave their slot to others until they fit into a device's memory, or until nothing else is left to do."""
         with self._changed:
             return len(self._crowded) + sum(not any(self._fits(one, name) for name in {*self._slots}) for one in self._jobs)
 
@@ -494,5 +495,4 @@ def _do(
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
     taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}
     plain = [without_advice_on_generated(one, task) for one in found]
-    changes = [{"device": device, "checks": one.checks | taken} for one in plain]
-    return [one.model_copy(update=change).model_dump_json() for one, change in zip(plain, changes, strict=True)]
+    return [one.model_copy(update={"device": device, "checks": one.checks | taken}).model_dump_json() for one in plain]
