@@ -187,7 +187,7 @@ class JudgePool:
 
     @property
     def waiting(self) -> int:
-        """Jobs that leave their slot to others until they fit into a device's memory, or until nothing else is left to do."""
+        """Jobs that leave their slot to others until they fit into a device, or until nothing else is left to do."""
         with self._changed:
             return len(self._crowded) + sum(not any(self._fits(one, name) for name in {*self._slots}) for one in self._jobs)
 
