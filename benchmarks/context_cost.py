@@ -34,7 +34,7 @@ from kernelwright.records import RunDirectory
 
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 CONNECTIONS = (None, 1)
-AT_ONCE = (1, 8, 24)
+AT_ONCE = (1, 16)
 SIZE, CALLS = 4096, 20
 DEVICE = "cuda:0"
 """The one GPU that a process sees."""
