@@ -1,0 +1,130 @@
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+images = 256
+channels = 256
+points = 1024
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        pass
+
+    def forward(self, x):
+        return torch.max(x, dim=1)[0]
+
+
+def get_inputs():
+    return [torch.randn(images, channels, points)]
+
+
+def get_init_inputs():
+    return []
+
+
+class _Launch:
+    """Launches a kernel on one grid.
+
+    Triton's own launch looks at every argument in each call, which can take longer than the kernel. What it compiles depends
+    on the device and on whether addresses are multiples of 16; where they are, later calls take what the first one compiled.
+    """
+
+    def __init__(self, kernel, grid, warps, *constants, **options):
+        self.kernel, self.grid, self.warps, self.constants = kernel, (grid, 1, 1), warps, constants
+        self.options = {"num_warps": warps, **options}
+        self.compiled = {}
+
+    def __call__(self, *tensors):
+        if torch.compiler.is_compiling() or any(tensor.data_ptr() % 16 for tensor in tensors):
+            return self.kernel[self.grid](*tensors, *self.constants, **self.options)
+        device = tensors[0].device.index
+        compiled = self.compiled.get(device)
+        if compiled is None:
+            self.compiled[device] = self.kernel[self.grid](*tensors, *self.constants, **self.options)
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            given = (compiled.function, compiled.packed_metadata, None, None, None)
+            compiled.run(*self.grid, stream, *given, *tensors, *self.constants)
+
+
+_LAUNCHES = {}
+
+
+def _launcher(kernel, grid, *arguments, num_warps, **options):
+    """Launches as the kernels of our own printers are launched. Tensors come before constants."""
+    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+    launch = _LAUNCHES.get(kernel)
+    if launch is None:
+        assert len(grid) == 1
+        launch = _LAUNCHES[kernel] = _Launch(kernel, grid[0], num_warps, *arguments[len(tensors) :], **options)
+    launch(*tensors)
+
+
+
+import torch
+import triton
+import triton.language as tl
+@triton.jit
+def _maximum_propagate_nan(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _promote_to_32_bits(x: tl.tensor) -> tl.tensor:
+    # As tl.max/tl.min do: the combine's operands and result share one type,
+    # and tl.maximum computes bf16 in fp32.
+    if tl.constexpr(x.dtype.primitive_bitwidth) < tl.constexpr(32):
+        if tl.constexpr(x.dtype.is_floating()):
+            x = x.to(tl.float32)
+        else:
+            x = x.to(tl.int32)
+    return x
+
+
+@triton.jit
+def max_propagate_nan(x: tl.tensor, dim: tl.constexpr) -> tl.tensor:
+    """``tl.max`` that returns NaN when any element is NaN, as ``torch.amax`` does.
+
+    Each combine step is one ``max.NaN``; Inductor's ``triton_helpers.max2``
+    spends four or five compares and selects on it.
+    """
+    return tl.reduce(_promote_to_32_bits(x), dim, _maximum_propagate_nan)  # pyrefly: ignore [bad-return]
+
+
+_BLOCK_SIZE_1 = tl.constexpr(32)
+
+@triton.jit
+def _helion_middle_max(x, out, _RDIM_SIZE_2: tl.constexpr):
+    num_blocks_0 = 256
+    pid_0 = tl.program_id(0) % num_blocks_0
+    pid_1 = tl.program_id(0) // num_blocks_0
+    offset_0 = pid_0
+    indices_0 = offset_0 + tl.zeros([1], tl.int32)
+    offset_1 = pid_1 * _BLOCK_SIZE_1
+    indices_1 = (offset_1 + tl.arange(0, _BLOCK_SIZE_1)).to(tl.int32)
+    indices_2 = tl.arange(0, _RDIM_SIZE_2).to(tl.int32)
+    load = tl.load(x + (indices_0[:, None, None] * 262144 + (0 + indices_2)[None, :, None] * 1024 + indices_1[None, None, :] * 1), None)
+    amax = tl.cast(max_propagate_nan(load, 1), tl.float32)
+    tl.store(out + (indices_0[:, None] * 1024 + indices_1[None, :] * 1), amax, None)
+
+def middle_max(x: torch.Tensor, *, _launcher=_launcher):
+    n, _, s = x.size()
+    out = torch.empty([n, s], dtype=x.dtype, device=x.device)
+    _RDIM_SIZE_2 = 256
+    _launcher(_helion_middle_max, (8192,), x, out, _RDIM_SIZE_2, num_warps=8, num_stages=1)
+    return out
+
+class ModelNew(Model):
+    """Helion's kernel for the shapes it was emitted for; else `Model.forward` runs."""
+
+    def forward(self, x):
+        tensors = (x, *self.parameters())
+        if torch.is_grad_enabled() or not x.is_cuda or x.shape != (256, 256, 1024) or x.dtype is not torch.float32:
+            return super().forward(x)
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            return super().forward(x)
+        return middle_max(x)
