@@ -11,12 +11,15 @@ _AMPLE_SHARE = 1 / 5
 """Share of a GPU's memory that evaluations should find free. Where all processes were kept, 11 of an H100's 79 GiB were
 left, and tasks did not fit. Where they were kept only while a third was free, next to none was, and starts took 36 s of an
 evaluation in place of 13 (`docs/log.md`). Our choice."""
+_SCARCE_SHARE = 1 / 20
+"""The same for processes of the reference. Every evaluation takes them, and the memory that a job is said to take has their
+contexts in it. Races of large tasks leave less than a fifth free for half of the time. Our choice."""
 
 
-def has_ample_memory(device: torch.device) -> bool:
-    """Whether a GPU has enough left for processes that only wait."""
+def has_room_for(kind: str, device: torch.device) -> bool:
+    """Whether a GPU has enough left for a process of a kind (`WorkerSpec.kept_as`) that only waits."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return free_bytes >= _AMPLE_SHARE * total_bytes
+    return free_bytes >= (_SCARCE_SHARE if kind == "reference" else _AMPLE_SHARE) * total_bytes
 
 
 def device_state(device: torch.device) -> dict[str, float | str]:

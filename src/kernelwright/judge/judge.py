@@ -16,7 +16,7 @@ import torch
 
 from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError
-from kernelwright.gpu.device_state import device_state, has_ample_memory
+from kernelwright.gpu.device_state import device_state, has_room_for
 from kernelwright.gpu.devices import resolve_device
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
@@ -82,7 +82,7 @@ class Judge:
             self._zygote.import_compiler(self.device.type)
         self._memory = DeviceMemory(self.device, self.rest)
         keep = KEPT if self.device.type == "cuda" else 0
-        self._workers = Workers(self._zygote, keep, lambda: has_ample_memory(self.device))
+        self._workers = Workers(self._zygote, keep, lambda kind: has_room_for(kind, self.device))
         sandbox.hide_memory()
         try:
             self.flush = CacheFlush(self.device)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kernelwright.errors import DeviceError
+from kernelwright.gpu.device_state import has_room_for
 from kernelwright.judge import Judge
 from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.workers import Workers
@@ -161,7 +162,7 @@ def test_other_limits_want_other_processes(judge, change):
 
 def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, monkeypatch):
     rooms = [True]
-    judge._workers = Workers(judge._zygote, keep=3, is_room=lambda: rooms[-1])
+    judge._workers = Workers(judge._zygote, keep=3, has_room=lambda kind: rooms[-1])
     judge.evaluate(RELU, candidate(RELU))
     (kept,) = waiting(judge)
     rooms.append(False)
@@ -177,6 +178,20 @@ def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_
     with judge._memory(alone=True):
         assert (waiting(judge), given_back) == ([], ["spare"])
     assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
+
+
+@pytest.mark.parametrize(("free", "kept"), [(30, {"reference", "compile"}), (10, {"reference"}), (3, set())])
+def test_where_memory_is_scarce_the_references_processes_alone_stay(monkeypatch, free, kept):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 100 << 30))
+    assert {kind for kind in ("reference", "compile") if has_room_for(kind, torch.device("cuda"))} == kept
+
+
+def test_whether_one_is_kept_is_asked_of_its_kind(judge):
+    asked = []
+    judge._workers = Workers(judge._zygote, keep=3, has_room=lambda kind: asked.append(kind))
+    judge.evaluate(RELU, candidate(RELU))
+    assert set(asked) == {"reference"}
+    assert waiting(judge) == []
 
 
 def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Starts worker processes, and keeps trusted ones for the next task.
 
-On a GPU a fresh process is expensive: its context takes about a second, under a lock of the driver that all processes share
-(measured on H200s: 0.7 s alone, 4 s each when twelve start at once). Processes of the reference and of baselines are
+On a GPU a fresh process is expensive: its context takes 0.13 to 0.31 s under a lock of the driver that all processes of a host
+share, whatever GPU they use (results/2026-11-27-contexts-h200): with 30 judges a process waits for ten seconds. Processes of the reference and of baselines are
 therefore kept: each drops its module, gives back its memory and later builds another module. Each baseline has a process of
 its own, so that its compiler starts afresh for each task. A candidate's process is never kept.
 
@@ -26,12 +26,12 @@ KEPT = 3
 
 
 class Workers:
-    """Starts the workers of one judge; `keep` trusted ones of one kind may wait for another task, while there `is_room`."""
+    """Starts the workers of one judge; `keep` trusted ones of a kind may wait for another task, while it `has_room`."""
 
-    def __init__(self, zygote: Zygote, keep: int, is_room: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, zygote: Zygote, keep: int, has_room: Callable[[str], bool] = lambda kind: True) -> None:
         self._zygote = zygote
         self._keep = keep
-        self._is_room = is_room
+        self._has_room = has_room
         self._lock = threading.Lock()
         """Guards the fields below: the sides of a process triple start in parallel."""
         self.spent_s: defaultdict[str, float] = defaultdict(float)
@@ -63,8 +63,8 @@ class Workers:
         spent_s = {op: us / 1e6 for op, us in worker.spent_us.items()}
         with self._lock:
             alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
-            keep = worker.spec.kept_as is not None and alike < self._keep
-        kept = keep and worker.forget() and self._is_room()
+        kind = worker.spec.kept_as
+        kept = kind is not None and alike < self._keep and worker.forget() and self._has_room(kind)
         if not kept:
             worker.discard()
         spent_s["end"] = time.perf_counter() - start_s
