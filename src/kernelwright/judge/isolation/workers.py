@@ -1,9 +1,10 @@
 """Starts worker processes, and keeps trusted ones for the next task.
 
-On a GPU a fresh process is expensive: its context takes 0.13 to 0.31 s under a lock of the driver that all processes of a host
-share, whatever GPU they use (results/2026-11-27-contexts-h200): with 30 judges a process waits for ten seconds. Processes of the reference and of baselines are
-therefore kept: each drops its module, gives back its memory and later builds another module. Each baseline has a process of
-its own, so that its compiler starts afresh for each task. A candidate's process is never kept.
+On a GPU a fresh process is expensive: its context takes 0.13 to 0.31 s under a lock of the driver that all processes of
+a host share, whatever GPU they use (results/2026-11-27-contexts-h200): with 30 judges one waits for ten seconds. Processes
+of the reference and of baselines are therefore kept: each drops its module, gives back its memory and later builds another
+module. Each baseline has a process of its own, so that its compiler starts afresh for each task. A candidate's process is
+never kept.
 
 On a processor a fork costs milliseconds, and every process is fresh.
 """
