@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
@@ -11,16 +12,19 @@ from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.improvement import FEWEST
 from kernelwright.records.screened import OWN_POLICY, confirmed_best
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import OVERWRITING, STOCK
 from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.search.bench import RotatingEvaluator, baseline_of, owed_in, require_baselines
-from kernelwright.search.schedule import TaskState
+from kernelwright.search.schedule import SETTLING_SERIES, TaskState
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
 """Baselines of a search on a GPU where none are named: those that keep a drop-in's contract for any program."""
+_AUDITS_MOST = 100
+"""Most that `Settings.audits` may be."""
 
 
 def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Evaluator | None) -> list[str]:
@@ -78,14 +82,16 @@ def floor_of(state: TaskState, known: Iterable[Evaluation]) -> Candidate | None:
 
 
 def settling_of(state: TaskState, known: Iterable[Evaluation], settings: Settings) -> Job | None:
-    """A task's near miss once more, with as many processes as are likely to settle it, beside the best of the baselines.
+    """A task's near miss once more, with as many series as are likely to settle it, beside the best of the baselines.
 
-    That measurement alone decides, and there is one for each task: of several the luckiest would count.
+    Half of the processes that would settle it make `SETTLING_SERIES` times as many each. That measurement alone decides, and
+    there is one for each task: of several the luckiest would count.
     """
-    if (miss := state.near_miss) is None:
+    if (miss := state.near_miss) is None or (needed := miss.processes_to_settle) is None:
         return None
-    count = miss.processes_to_settle
-    settings = settings.model_copy(update={"processes_min": count, "processes_max": count})
+    count = max(FEWEST, math.ceil(needed / 2))
+    audits = min(_AUDITS_MOST, SETTLING_SERIES * settings.audits)
+    settings = settings.model_copy(update={"processes_min": count, "processes_max": count, "audits": audits})
     return Job(state.task, miss.candidate(), settings, rival_of(state.task, known))
 
 

@@ -25,13 +25,17 @@ FIRST_LOOK = 8
 SETTLED_GAIN = 1.02
 """A task is settled where its last proposals brought less than this, or where it has no room left."""
 SETTLING_PROCESSES = 24
-"""Most process triples of the measurement that settles a near miss. It has the GPU for a second each. Our choice."""
+"""Most process triples that a near miss may need by its interval for the search to settle it. Our choice."""
+SETTLING_SERIES = 4
+"""Series of calls in each process that settles a near miss, for each one that a judge makes otherwise. Of calls of 50 us the
+outer clock's noise lies between the series of a process, 28 us, and not between processes, 7 us (`docs/log.md`); and a
+series has the GPU for 20 ms, where a process waits for its context. So half of the processes do. Our choice."""
 LEAST_GAIN = 1.05
 """What a task counts as whose best estimate is less, so that cheap ones still come first. Our choice."""
 _SHORTEST_LOOK_S = 1.0
 """Length of a look that counts for a shorter one: the judge has costs of its own. Our choice."""
 SETTLING_COST = 4.0
-"""Candidates that could be judged while one near miss is settled: 24 process triples take the place of six. Our choice."""
+"""Candidates that could be judged while one near miss is settled: 12 process triples take the place of three. Our choice."""
 _UNKNOWN_ROOM = 2.0
 _JUDGED_SHARE = 1.9
 """Memory of the judge and its workers over that of the one process that screened a task: 18.5 over 10.3, by a count of
