@@ -391,7 +391,7 @@ def test_a_near_miss_is_measured_once_more_by_as_many_series_as_settle_it(tmp_pa
     result = search(tmp_path, budget=4, judged=3)
     needed = missed(TASKS[0]).processes_to_settle
     assert 6 < needed <= schedule.SETTLING_PROCESSES
-    settles = "one", "1.5", max(6, -(-needed // 2)), 4 * 8
+    settles = "one", "1.5", max(6, -(-needed // 2)), 2 * 8
     assert [job for job in jobs if job[3] != 8] == [settles]
     assert [job for job in jobs if job[0] == "one"][-1] == settles, "it is owed nothing else by then"
     assert {one["task"]: one["outcome"] for one in result.tasks} == {

@@ -26,10 +26,10 @@ SETTLED_GAIN = 1.02
 """A task is settled where its last proposals brought less than this, or where it has no room left."""
 SETTLING_PROCESSES = 24
 """Most process triples that a near miss may need by its interval for the search to settle it. Our choice."""
-SETTLING_SERIES = 4
+SETTLING_SERIES = 2
 """Series of calls in each process that settles a near miss, for each one that a judge makes otherwise. Of calls of 50 us the
 outer clock's noise lies between the series of a process, 28 us, and not between processes, 7 us (`docs/log.md`); and a
-series has the GPU for 20 ms, where a process waits for its context. So half of the processes do. Our choice."""
+series has the GPU for 50 ms, where a process waits for its context. So half of the processes do. Our choice."""
 LEAST_GAIN = 1.05
 """What a task counts as whose best estimate is less, so that cheap ones still come first. Our choice."""
 _SHORTEST_LOOK_S = 1.0

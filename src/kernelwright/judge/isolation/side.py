@@ -22,9 +22,9 @@ from kernelwright.records import Reason
 SLOTS = 2
 """Places for a set of inputs at least. Same place and other values, other place and same values: both are tried."""
 
-SERIES_CALLS_MAX = 16
+SERIES_CALLS_MAX = 48
 SERIES_BYTES_MAX = 256 << 20
-"""Calls under one request, as far as their inputs and outputs fit into this much memory."""
+"""Calls under one request, which share its cost, as far as their inputs and outputs fit into this much memory."""
 
 LARGE_BYTES = 1 << 30
 """Inputs and outputs of a call beyond which the memory of one is not held for another. Our choice."""

@@ -91,17 +91,10 @@ def walk(item: Any, flat: list[torch.Tensor], strange: list[str]) -> Any:
 
 def aliases_of(
     output: OutputMetadata,
-    arenas: Mapping[str, torch.Tensor],
-    state: Collection[OutputMetadata],
+    owners: Mapping[str, Collection[OutputMetadata]],
     others: Collection[OutputMetadata],
     earlier: Collection[OutputMetadata],
 ) -> list[str]:
-    """Which of the module's inputs, state and outputs share memory with an output."""
-    shared = {
-        "input": [OutputMetadata.of(arenas["inputs"])],
-        "harness": [OutputMetadata.of(arenas["outputs"])],  # such an output need not be copied, which would save time
-        "state": state,
-        "other output": others,
-        "earlier output": earlier,
-    }
-    return [name for name, owners in shared.items() if any(output.overlaps(owner) for owner in owners)]
+    """Which of the memory's owners, of the call's other outputs and of earlier ones share memory with an output."""
+    shared = {**owners, "other output": others, "earlier output": earlier}
+    return [name for name, marks in shared.items() if any(output.overlaps(mark) for mark in marks)]
