@@ -42,9 +42,6 @@ _ASK_AGAIN_S = 1.0
 _QUIET_S = 2 * _ASK_AGAIN_S
 """Time without a job after which a device has nothing else to do. Our choice."""
 
-_CORES_WORTH_SHARING = 4
-"""Fewest cores of a device that are worth keeping to it. Our choice."""
-
 JUDGES_PER_GPU = 6
 """Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
 (results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to
@@ -432,18 +429,6 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
             judge.close()
         for unused in zygotes:
             unused.close()
-
-
-def cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
-    """An equal share of the processor's cores for each of several devices; nothing where there are too few.
-
-    Without it what compiles for one GPU may run on the core on which calls of another are timed.
-    """
-    mine = sorted(os.sched_getaffinity(0))
-    share = len(mine) // len(devices)
-    if len(devices) < 2 or share < _CORES_WORTH_SHARING:
-        return {}
-    return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
 @functools.cache
