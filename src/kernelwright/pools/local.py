@@ -146,6 +146,8 @@ class JudgePool:
         """What is to be done; None ends a slot."""
         self._crowded: deque[_Entry] = deque()
         """What has to have a device's memory to itself."""
+        self._failed_beside: dict[Future[_Found], str] = {}
+        """Why those of them that were tried beside others failed there."""
         self._started: Counter[str] = Counter()
         """Slots of each device that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
@@ -156,7 +158,7 @@ class JudgePool:
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the five fields above, of all these pools."""
+        """Guards the six fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -307,6 +309,10 @@ class JudgePool:
                 waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
                     self._crowded.append((job, future))
+                    self._failed_beside[future] = str(found)
+                elif alone and isinstance(found, list):
+                    why = self._failed_beside.pop(future, "it may take more memory than a device has")
+                    found = [one.model_copy(update={"checks": one.checks | {"alone": why}}) for one in found]
                 self._changed.notify_all()
             if not waits:
                 future.set_result(found)
