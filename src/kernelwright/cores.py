@@ -10,6 +10,7 @@ On a processor the core is what is measured, and threads want several: there the
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ _REST_MIN = 2
 """Fewest cores that must be left for siblings to be kept free as well. Our choice."""
 _CORES_MIN = 4
 """Least number of cores of which one can be spared. Our choice."""
+_CORES_WORTH_SHARING = 4
+"""Fewest cores of a device that are worth keeping to it. Our choice."""
 
 
 def timing_core(device: torch.device) -> int | None:
@@ -44,6 +47,18 @@ def cores_beside(core: int | None) -> set[int]:
         return mine
     rest = mine - siblings_of(core)
     return rest if len(rest) >= _REST_MIN else mine - {core}
+
+
+def cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
+    """An equal share of the processor's cores for each of several devices; nothing where there are too few.
+
+    Without it what compiles for one GPU may run on the core on which calls of another are timed.
+    """
+    mine = sorted(os.sched_getaffinity(0))
+    share = len(mine) // len(devices)
+    if len(devices) < 2 or share < _CORES_WORTH_SHARING:
+        return {}
+    return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
 def siblings_of(core: int) -> set[int]:

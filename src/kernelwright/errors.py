@@ -14,7 +14,7 @@
     │   └── SourcesRefusedError           2  the service judges built-in tasks only
     ├── InfrastructureError               3  this machine cannot do what was asked
     │   ├── DeviceError                   3  no such device, or it stopped answering
-    │   │   ├── CrowdedError              3  others hold the GPU's memory
+    │   │   ├── CrowdedError              3  others hold the GPU's memory, or wait for it too long
     │   │   └── CudaError                 3  a call of the CUDA driver failed
     │   ├── ToolchainError                3  a compiler or disassembler is missing or failed
     │   │   ├── CompilerMissingError      3  a compiler is not installed
@@ -119,7 +119,7 @@ class DeviceError(InfrastructureError):
 
 
 class CrowdedError(DeviceError):
-    """A GPU's memory does not suffice beside what others hold of it."""
+    """A GPU's memory does not suffice beside what others hold of it, or others waited too long for kernels."""
 
 
 class CudaError(DeviceError):

@@ -159,6 +159,20 @@ UNIT_LENGTH = "return inputs[0] * inputs[0].square().sum(-1, keepdim=True){least
 ALIGNED = "assert inputs[0].data_ptr() % 16 == 0; return torch.relu(inputs[0])"
 
 
+@pytest.mark.parametrize("forward", ["return torch.relu(inputs[0])", ALIGNED], ids=["fair", "aligned too"])
+def test_a_layout_that_takes_the_device_from_the_reference_is_left_out(judge, forward):
+    """PyTorch's attention loads 16 bytes at once wherever its inputs begin (pytorch/pytorch#183484), and no call succeeds in
+    a process after a fault."""
+    faulting = """self.is_gone |= inputs[0].data_ptr() % 16 != 0
+        if self.is_gone: raise RuntimeError("CUDA error: misaligned address")
+        return torch.relu(inputs[0])"""
+    made = task(faulting, "[torch.randn(64, 32)]", "self.is_gone = False", name="faulting")
+    found = judge.evaluate(made, like(made, faulting, forward), settings=CHECK)
+    assert found.accepted, why(found)
+    assert set(found.checks["skipped"]) == {"off-boundary"}
+    assert "misaligned address" in found.checks["skipped"]["off-boundary"]
+
+
 @pytest.mark.parametrize(
     ("made", "forward", "input_set"),
     [

@@ -1056,7 +1056,7 @@ def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(judge, monkeypatc
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     asked = functools.partial(judge.with_memory, attempt, lambda one: one == "full", alone)
     if alone is False:
-        with pytest.raises(CrowdedError, match="found too little"):
+        with pytest.raises(CrowdedError, match="found too little memory" if found == "verdict" else "no memory"):
             asked()
     else:
         assert asked() == "found"
@@ -1065,19 +1065,66 @@ def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(judge, monkeypatc
 
 def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(judge, monkeypatch):
     tries, limits = [], []
-    monkeypatch.setattr(judge, "_disturbances", 0)
-    monkeypatch.setattr(judge_module, "DeviceGate", lambda device, limit_s: limits.append(limit_s) or DeviceGate(device))
 
     def attempt():
         tries.append(judge._disturbances)
-        judge.trial(RELU, candidate(), None, CHECK, CheckFindings(frozenset()))
+        limits.append(limit_of_a_gate(judge, monkeypatch))
         if len(tries) in (1, 3, 4):
             raise DisturbedError("others")
         return "found"
 
-    assert [judge._undisturbed(attempt), judge._undisturbed(attempt)] == ["found", "found"]
+    monkeypatch.setattr(judge, "_disturbances", 0)
+    monkeypatch.setattr(judge, "_memory", FakeMemory())
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    assert [judge.with_memory(attempt, lambda found: False, None) for _ in range(2)] == ["found", "found"]
     assert tries == [0, 1, 1, 2, 3]
     assert limits == [CHECK.unstoppable_limit_s] * 4 + [None]
+
+
+class FakeMemory:
+    """A GPU's memory, which nobody else wants."""
+
+    def __init__(self):
+        self.ways, self.alone = [], False
+
+    @contextlib.contextmanager
+    def __call__(self, alone=False):
+        self.ways.append(alone)
+        self.alone = alone
+        yield
+
+
+def limit_of_a_gate(judge, monkeypatch):
+    """How long the gate of a trial that begins now waits for kernels."""
+    limits = []
+    with monkeypatch.context() as patch:
+        patch.setattr(judge, "device", torch.device("cpu"))
+        patch.setattr(judge_module, "DeviceGate", lambda device, limit_s: limits.append(limit_s) or DeviceGate(device))
+        judge.trial(RELU, candidate(), None, CHECK, CheckFindings(frozenset()))
+    return limits[0]
+
+
+@pytest.mark.parametrize("alone", [None, False])
+def test_whoever_made_others_wait_for_its_kernels_is_tried_alone_where_nobody_waits(judge, monkeypatch, alone):
+    """They may have been another's, and a large tensor in an odd layout can take the reference ten seconds too."""
+    memory, limits = FakeMemory(), []
+
+    def attempt():
+        limits.append(limit_of_a_gate(judge, monkeypatch))
+        if not memory.alone:
+            raise CrowdedError("work on the GPU went on for 10 s after its process had been stopped.")
+        return "found"
+
+    monkeypatch.setattr(judge, "_memory", memory)
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    if alone is False:
+        with pytest.raises(CrowdedError, match=r"cuda:0 beside other evaluations; work .* stopped\. Try it alone\."):
+            judge.with_memory(attempt, lambda found: False, alone)
+    else:
+        assert judge.with_memory(attempt, lambda found: False, alone) == "found"
+    assert memory.ways == [False, True][: len(limits)] == ([False] if alone is False else [False, True])
+    assert limits == [CHECK.unstoppable_limit_s, None][: len(limits)]
 
 
 @pytest.mark.parametrize("own_gib", [60, 80])

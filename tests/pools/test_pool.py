@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from multiprocessing import spawn
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -176,6 +177,15 @@ def test_before_a_job_has_the_memory_alone_all_on_its_device_give_back_what_only
     assert member.asked[-1] == ("3", True)
     members = [one for pooled in (judges, rotating) for one in pooled._members]
     assert sorted((one.device, one.rested) for one in members) == [("cpu", 1), ("cpu", 1), ("cuda:0", 0)]
+
+
+def test_a_record_says_why_a_job_was_done_alone(member, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    monkeypatch.setattr(pool, "memory_of", lambda device: 10)
+    member.crowded = ("1",)
+    found = run([job(0), job(1), replace(job(2), memory_bytes=20)])
+    alone = {name: outcome.checks.get("alone") for name, outcome in found.items()}
+    assert alone == {"0": None, "1": "too little", "2": "it may take more memory than a device has"}
 
 
 def test_a_job_for_which_the_memory_alone_does_not_suffice_either_has_an_outcome(member, monkeypatch):

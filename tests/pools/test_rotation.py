@@ -250,11 +250,11 @@ def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkey
         return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
 
     _rotate_as_on_a_gpu(judge, monkeypatch, measure)
-    monkeypatch.setattr(judge, "_require_half_was_left", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
     baselines = [candidate(top=f"# {number}") for number in range(5)]
     if not fitting and how == "error":
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
         with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
             rotate(judge, RELU, baselines)
         return

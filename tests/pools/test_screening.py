@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernelwright.errors import DeviceError, TaskError
+from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
@@ -149,6 +149,24 @@ def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again(mon
         (found,) = look(pool, RIGHT)
         assert found.correct
         assert pool._processes[0].worker.spec.gate is not calls[0]
+
+
+@pytest.mark.exhaustive
+def test_one_for_whose_kernels_others_waited_too_long_is_no_good_and_its_process_is_replaced(monkeypatch):
+    request, calls = Worker.request, []
+
+    def waited_for(self, op, timeout_s, **fields):
+        if op == "check" and not calls:
+            calls.append(op)
+            self.close()
+            raise CrowdedError("work on the GPU went on for 10 s.")
+        return request(self, op, timeout_s, **fields)
+
+    monkeypatch.setattr(Worker, "request", waited_for)
+    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
+        found = look(pool, RIGHT, RIGHT + "# again")
+    assert [one.correct for one in found] == [False, True]
+    assert (found[0].reason, found[0].detail) == (Reason.RUN_TIMEOUT, "work on the GPU went on for 10 s.")
 
 
 @pytest.mark.exhaustive

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kernelwright.cores import cores_of_each
 from kernelwright.errors import DeviceError, InfrastructureError, TaskError
 from kernelwright.judge import Settings
-from kernelwright.pools.local import cores_of_each
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
 from kernelwright.search import searchers as searching

@@ -134,7 +134,7 @@ class Judge:
 
         Raises:
             TaskError: the reference itself does not work.
-            CrowdedError: it does not suffice, and `alone` is False.
+            CrowdedError: it does not suffice, or others waited too long for its kernels, and `alone` is False.
             InfrastructureError: this machine failed. A candidate's failure never raises: it is a verdict.
         """
         started = time.monotonic()
@@ -148,51 +148,44 @@ class Judge:
         return record_of(found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), rival)
 
     def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
-        """Try beside other evaluations first, then once more alone where a GPU's memory ran out: they may have had it.
+        """Try beside other evaluations first, then alone where they had the memory, or waited for its kernels too long.
 
         Raises:
-            CrowdedError: it ran out, and `alone` is False.
-            DeviceError: it does not suffice alone either.
+            CrowdedError: it came to that, and `alone` is False.
+            DeviceError: memory does not suffice alone either.
         """
         if self.device.type != "cuda":
             return attempt()
-        if not alone:
-            with contextlib.suppress(DeviceError), self._memory():
-                found = self._undisturbed(attempt)
-                if not ran_out(found):
-                    return found
+        why: str | None = None
+        while not alone and why is None:
+            try:
+                with self._memory():
+                    found = attempt()
+                    if not ran_out(found):
+                        return found
+                why = "found too little memory."
+            except DisturbedError:
+                self._disturbances += 1  # of many, the others are no judges, and nobody looks any more
+            except DeviceError as error:
+                why = str(error)
         if alone is False:
-            raise CrowdedError(f"Wanted memory of {self.device} beside other evaluations; found too little. Try it alone.")
+            raise CrowdedError(f"Wanted {self.device} beside other evaluations; {why} Try it alone.")
         with self._memory(alone=True):
             torch.cuda.reset_peak_memory_stats(self.device)
             try:
-                found = self._undisturbed(attempt)
+                found = attempt()
             except DeviceError as error:
                 held, reserved = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
                 took = f"The judge's own tensors took {held / GIB:.1f} GiB at most, of {reserved / GIB:.1f} reserved."
                 raise DeviceError(f"{error} {took}") from error
-            if ran_out(found):
-                self._require_half_was_left()
+            if ran_out(found):  # a candidate is not to blame for a device full of the judge's own tensors
+                total_bytes = torch.cuda.get_device_properties(self.device).total_memory
+                if (own_bytes := torch.cuda.max_memory_reserved(self.device)) > total_bytes / 2:
+                    raise DeviceError(
+                        f"Wanted at least half of {self.device}'s {total_bytes / GIB:.1f} GiB for the reference and the "
+                        f"candidate; the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
+                    )
             return found
-
-    def _undisturbed(self, attempt: Callable[[], T]) -> T:
-        """Try again where a worker was ended for a GPU that others kept busy, until it is clear that they are no judges."""
-        while self._disturbances < _DISTURBANCES_MAX:
-            try:
-                return attempt()
-            except DisturbedError:
-                self._disturbances += 1
-        return attempt()
-
-    def _require_half_was_left(self) -> None:
-        """A candidate is not to blame for a device full of the judge's own tensors."""
-        total_bytes = torch.cuda.get_device_properties(self.device).total_memory
-        own_bytes = torch.cuda.max_memory_reserved(self.device)
-        if own_bytes > total_bytes / 2:
-            raise DeviceError(
-                f"Wanted at least half of {self.device}'s {total_bytes / GIB:.1f} GiB for the reference and the candidate; "
-                f"the judge itself took {own_bytes / GIB:.1f} GiB. The task is too large for this GPU."
-            )
 
     def _found(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> CheckFindings:
         self._workers.spent_s.clear()
@@ -297,7 +290,8 @@ class Judge:
         Raises:
             TaskError: the reference does not work.
         """
-        gate = DeviceGate(self.device, settings.unstoppable_limit_s if self._disturbances < _DISTURBANCES_MAX else None)
+        looks = self._disturbances < _DISTURBANCES_MAX and not self._memory.alone  # where nobody else is judged
+        gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(self._live_task(task), self.device)
         if self.device.type == "cuda":

@@ -42,9 +42,6 @@ _ASK_AGAIN_S = 1.0
 _QUIET_S = 2 * _ASK_AGAIN_S
 """Time without a job after which a device has nothing else to do. Our choice."""
 
-_CORES_WORTH_SHARING = 4
-"""Fewest cores of a device that are worth keeping to it. Our choice."""
-
 JUDGES_PER_GPU = 6
 """Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
 (results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to
@@ -149,6 +146,8 @@ class JudgePool:
         """What is to be done; None ends a slot."""
         self._crowded: deque[_Entry] = deque()
         """What has to have a device's memory to itself."""
+        self._failed_beside: dict[Future[_Found], str] = {}
+        """Why those of them that were tried beside others failed there."""
         self._started: Counter[str] = Counter()
         """Slots of each device that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
@@ -159,7 +158,7 @@ class JudgePool:
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the five fields above, of all these pools."""
+        """Guards the six fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -310,6 +309,10 @@ class JudgePool:
                 waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
                     self._crowded.append((job, future))
+                    self._failed_beside[future] = str(found)
+                elif alone and isinstance(found, list):
+                    why = self._failed_beside.pop(future, "it may take more memory than a device has")
+                    found = [one.model_copy(update={"checks": one.checks | {"alone": why}}) for one in found]
                 self._changed.notify_all()
             if not waits:
                 future.set_result(found)
@@ -432,18 +435,6 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
             judge.close()
         for unused in zygotes:
             unused.close()
-
-
-def cores_of_each(devices: Sequence[str]) -> dict[str, frozenset[int]]:
-    """An equal share of the processor's cores for each of several devices; nothing where there are too few.
-
-    Without it what compiles for one GPU may run on the core on which calls of another are timed.
-    """
-    mine = sorted(os.sched_getaffinity(0))
-    share = len(mine) // len(devices)
-    if len(devices) < 2 or share < _CORES_WORTH_SHARING:
-        return {}
-    return {device: frozenset(mine[index * share : (index + 1) * share]) for index, device in enumerate(devices)}
 
 
 @functools.cache

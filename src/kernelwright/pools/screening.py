@@ -32,7 +32,7 @@ from typing import Any, Self
 import torch
 
 from kernelwright.cores import timing_core
-from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
@@ -102,6 +102,8 @@ class ScreeningProcess:
             found = self._look(worker, candidate, spent_s)
         except WorkerError as failure:
             found = {"correct": False, "reason": failure.reason, "detail": failure.detail.strip()[:2000]}
+        except CrowdedError as failure:  # of the gate, which has ended the process
+            found = {"correct": False, "reason": Reason.RUN_TIMEOUT, "detail": str(failure)}
         with counted(spent_s, "next"):
             self._make_ready(worker)
         return screened_of(

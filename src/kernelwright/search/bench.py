@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import kernelwright
+from kernelwright.cores import cores_of_each
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob, cores_of_each
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.bench_table import Precision
 from kernelwright.report.rows import BASELINE_POLICY

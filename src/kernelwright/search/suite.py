@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernelwright.cores import cores_of_each
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob, cores_of_each
+from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (

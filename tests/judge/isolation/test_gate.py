@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kernelwright.errors import CrowdedError
 from kernelwright.judge.isolation import gate as gate_module
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
-from kernelwright.judge.isolation.progress import StuckError
 
 CPU = torch.device("cpu")
 
@@ -287,9 +287,9 @@ def aside(gate, worker, measuring):
         gate.stand_aside(lock, worker)
 
 
-def test_a_worker_whose_kernels_do_not_end_is_ended(gpu, measuring):
+def test_a_worker_whose_kernels_do_not_end_is_ended_and_to_be_tried_alone(gpu, measuring):
     worker = FakeWorker([])
-    with pytest.raises(StuckError, match="went on for 0 s"):
+    with pytest.raises(CrowdedError, match="went on for 0 s"):
         aside(gpu([False, False, True]), worker, measuring)
     assert worker.done[:2] == ["stop", "close"]
 

@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from kernelwright.errors import CrowdedError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.records import Reason
@@ -54,7 +55,7 @@ def test_a_gpu_at_work_for_another_process_is_told_from_one_at_rest():
     assert gate._rests_within(10.0)
 
 
-def test_a_kernel_that_never_ends_is_ended_when_another_one_is_timed(monkeypatch):
+def test_a_kernel_that_never_ends_is_ended_when_another_one_is_timed_and_alone_as_well(monkeypatch):
     events, began = [], threading.Event()
     aside = DeviceGate.stand_aside
 
@@ -68,8 +69,9 @@ def test_a_kernel_that_never_ends_is_ended_when_another_one_is_timed(monkeypatch
     with Judge("cuda", long) as first, Judge("cuda", Settings.quick(threads=1)) as second:
 
         def evaluate():
-            found = first.evaluate(RELU, candidate(CALL, top=FOREVER))
-            events.append((found.reason, found.detail))
+            with pytest.raises(CrowdedError) as caught:
+                first.evaluate(RELU, candidate(CALL, top=FOREVER), alone=False)
+            events.append(str(caught.value))
 
         evaluating = threading.Thread(target=evaluate)
         evaluating.start()
@@ -78,7 +80,9 @@ def test_a_kernel_that_never_ends_is_ended_when_another_one_is_timed(monkeypatch
         assert found.speedup is not None, (found.reason, found.detail)
         events.append("timed")
         evaluating.join()
-    assert events[1] == "timed"
-    reason, detail = events[0]
-    assert reason is Reason.RUN_TIMEOUT
-    assert "its work on the GPU went on for 1 s after its process had been stopped" in detail
+        assert events[1] == "timed"
+        assert "work on the GPU went on for 1 s after its process had been stopped" in events[0]
+        short = long.model_copy(update={"stall_limit_s": 10.0})
+        found = first.evaluate(RELU, candidate(CALL, top=FOREVER), settings=short, alone=True)
+    assert found.reason is Reason.RUN_TIMEOUT
+    assert "no progress within 10 s" in found.detail

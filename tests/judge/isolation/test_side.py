@@ -243,3 +243,5 @@ def test_a_candidate_that_others_wait_for_has_little_more_time_than_it_has_neede
     one._settings = Settings.quick(threads=1, run_limit_s=100.0 if alone and role == "candidate" else 5.0)
     one.calls_us = [1e6, 500.0]
     assert one._limit_s(calls=2) == seconds
+    waits = role == "candidate" and alone
+    assert one._limit_s(other_us=7e6) == (75.0 if waits else 5.0), "the reference took as long for these inputs"

@@ -222,13 +222,14 @@ class OddSide:
     def __init__(self, error=0.0, outer_us=1000.0):
         self.error = error
         self.outer_us = outer_us
-        self.asked = []
+        self.asked, self.told_us = [], []
 
     def place(self, inputs, slot):
         self.asked.append(inputs)
         return 0
 
-    def call(self, layout, *, seed, hold=False):
+    def call(self, layout, *, seed, hold=False, other_us=0.0):
+        self.told_us.append(other_us)
         if isinstance(self.error, Exception):
             raise self.error
         clocks = CallClocks(self.outer_us, self.outer_us, 0.0)
@@ -257,6 +258,14 @@ def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
     with pytest.raises(RejectionError, match="`strict`") as caught:
         run.odd_inputs([odd_set(trial, "strict")])
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+
+
+def test_a_candidate_may_take_for_odd_inputs_what_the_reference_took():
+    """A copy out of another layout can take seconds of a large tensor."""
+    run, trial, sides = odd_run()
+    sides["reference"].outer_us = 7e6
+    run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
+    assert (sides["reference"].told_us, sides["candidate"].told_us) == ([0.0], [7e6])
 
 
 def test_a_rival_is_asked_no_odd_inputs_for_which_it_would_compile_anew():

@@ -18,8 +18,7 @@ from typing import Protocol, TextIO
 
 import torch
 
-from kernelwright.errors import InternalError
-from kernelwright.judge.isolation.progress import StuckError
+from kernelwright.errors import CrowdedError, InternalError
 
 _PROBES, _BUSY_US = 5, 500.0
 """Empty launches that tell whether a GPU is at work for other processes, and their median above which it is: each then waits
@@ -138,7 +137,7 @@ class DeviceGate:
         """Stop a worker in the midst of a request while another evaluation measures; returns the seconds that took.
 
         Raises:
-            StuckError, DisturbedError: what it runs on a GPU did not end, and it was killed.
+            CrowdedError, DisturbedError: what it runs on a GPU did not end, and it was killed.
         """
         if not self._is_wanted():
             return 0.0
@@ -173,7 +172,8 @@ class DeviceGate:
     def _wait_until_quiet(self, worker: Stoppable) -> None:
         """Wait for the kernels of stopped workers, which cannot be stopped, and kill the worker whose kernels do not end.
 
-        All who stopped a worker see the same busy GPU. So they try in turn whether it rests once theirs is dead.
+        All who stopped a worker see the same busy GPU. So they try in turn whether it rests once theirs is dead. Another's
+        may have ended just then, and to be slow is no fault: where it is alone nobody waits for its kernels.
         """
         limit_s = self._unstoppable_limit_s
         if limit_s is None or self._device.type == "cpu" or self._rests_within(limit_s) or worker.is_trusted:
@@ -184,7 +184,7 @@ class DeviceGate:
                 return
             worker.close()
             if self._rests_within(_ENDING_S):
-                raise StuckError(f"its work on the GPU went on for {limit_s:g} s after its process had been stopped")
+                raise CrowdedError(f"work on the GPU went on for {limit_s:g} s after its process had been stopped.")
         raise DisturbedError("The GPU is at work for another process.")
 
     def _rests_within(self, limit_s: float) -> bool:

@@ -35,7 +35,7 @@ _SPOILT = torch.tensor([0x7BFF, -0x401, -1], dtype=torch.int16).repeat_interleav
 for any output to be right that was computed from them."""
 
 ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
-"""Limit of a candidate's call while others are stopped for it: so long, and this many times its longest call. Our choice."""
+"""Limit of a candidate's call while others are stopped: so long, and this many times the longest before it. Our choice."""
 
 
 _Placed = tuple[torch.Tensor, torch.Tensor]
@@ -245,12 +245,12 @@ class Side:
         self.latency_us = answer.clocks.inner_us
         return answer
 
-    def call(self, layout: int, *, seed: int | None = None, hold: bool = False) -> CallOutput:
+    def call(self, layout: int, *, seed: int | None = None, hold: bool = False, other_us: float = 0.0) -> CallOutput:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
 
-        With `hold` the worker keeps the outputs for `recopy`.
+        With `hold` the worker keeps the outputs for `recopy`. `other_us` is what the reference took for these inputs.
         """
-        answer, clocks = self._exchange("call", self._limit_s(), layout=layout, seed=seed)
+        answer, clocks = self._exchange("call", self._limit_s(other_us=other_us), layout=layout, seed=seed)
         if self._called:
             self.calls_us.append(clocks.outer_us)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
@@ -263,13 +263,13 @@ class Side:
             self._placed.clear()
         return found
 
-    def _limit_s(self, calls: int = 1) -> float:
-        """Time for calls. Where others wait for the device, a candidate has little more than it has needed before."""
+    def _limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
+        """Time for calls. Where others wait for the device, a candidate has little more than was needed before."""
         if not self._called:
             return self._settings.build_limit_s
         limit_s = self._settings.run_limit_s * calls
         if self.role == "candidate" and self._spec.gate.alone:
-            return min(limit_s, ALONE_LIMIT_S + _ALONE_RATIO * max(self.calls_us, default=0.0) / 1e6 * calls)
+            return min(limit_s, ALONE_LIMIT_S + _ALONE_RATIO * max([other_us, *self.calls_us]) / 1e6 * calls)
         return limit_s
 
     def _hold(self) -> None:

@@ -124,8 +124,8 @@ class ProcessTriple:
             try:
                 # The second reference too: caches must be as warm for all. No rival: torch.compile would compile anew.
                 for name in SIDES:
-                    side = self._sides[name]
-                    answers[name] = side.call(side.place(inputs, slot=slot), seed=seed)
+                    side, other_us = self._sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
+                    answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
