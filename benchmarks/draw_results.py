@@ -11,11 +11,15 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib import pyplot
+from race_numbers import Run, against_best, is_counted, later_by_task
 
 from kernelwright.records import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 RELEASE = ROOT / "results" / "2026-11-22-cuda-l1-h200"
+RACE = ROOT / "results" / "kernelbench-h200"
+SEARCHED = {"CUDA-L1's shapes": ("", "h100_"), "today's shapes": ("today_",)}
+"""Suites that the search raced on, and their groups in `race_numbers`, one for each kind of GPU."""
 TRAINING = ROOT / "results" / "contrastive-h200" / "summary.json"
 STAGES = {
     "supervised": "sft",
@@ -26,8 +30,8 @@ STAGES = {
 }
 
 
-def release_speedups() -> tuple[list[float], list[float]]:
-    """Speedups of CUDA-L1's accepted kernels over eager, and over each task's best baseline (eager included), sorted."""
+def release_speedups() -> list[float]:
+    """Speedups of CUDA-L1's accepted kernels over each task's best baseline, eager included, sorted."""
     candidates: dict[str, float] = {}
     baselines: dict[str, list[float]] = defaultdict(lambda: [1.0])
     for found in RunDirectory(RELEASE).evaluations():
@@ -37,7 +41,17 @@ def release_speedups() -> tuple[list[float], list[float]]:
             baselines[found.task].append(found.speedup)
         else:
             candidates[found.task] = found.speedup
-    return sorted(candidates.values()), sorted(speedup / max(baselines[task]) for task, speedup in candidates.items())
+    return sorted(speedup / max(baselines[task]) for task, speedup in candidates.items())
+
+
+def searched_speedups() -> dict[str, list[float]]:
+    """What a user gets over each decided task's best baseline, by suite, sorted."""
+    runs = [Run(path) for path in sorted(RACE.iterdir()) if path.is_dir()]
+    runs = [run for run in runs if (run.read_json("config.json") or {}).get("policy")]  # the others searched nothing
+    return {
+        name: sorted(map(against_best, filter(is_counted, later_by_task(run for run in runs if run.group in groups))))
+        for name, groups in SEARCHED.items()
+    }
 
 
 def draw(target: Path) -> None:
@@ -47,14 +61,15 @@ def draw(target: Path) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "kernelwright", "svg.fonttype": "none", "font.size": 9})
     matplotlib.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    for speedups, label in zip(release_speedups(), ("eager", "the best baseline"), strict=True):
-        left.plot(range(1, len(speedups) + 1), speedups, label=f"against {label}", linewidth=2)
+    curves = {f"search, {name}, {len(found)} decided": found for name, found in searched_speedups().items()}
+    release = release_speedups()
+    for label, speedups in {**curves, f"CUDA-L1's {len(release)} right kernels of 210": release}.items():
+        places = [100 * (index + 0.5) / len(speedups) for index in range(len(speedups))]
+        left.plot(places, speedups, label=label, linewidth=2)
     left.axhline(1, color="grey", linewidth=0.8)
-    left.set(
-        yscale="log", xlabel="kernel, sorted", ylabel="speedup", title="CUDA-L1's 138 right kernels of 210, judged on H200"
-    )
+    left.set(yscale="log", xlabel="tasks, sorted, %", ylabel="speedup", title="KernelBench, over each task's best baseline")
     left.set_yticks([0.25, 0.5, 1, 2, 4, 8, 16], ["0.25", "0.5", "1", "2", "4", "8", "16"], minor=False)
-    left.legend(frameon=False)
+    left.legend(frameon=False, fontsize=8)
 
     summary = json.loads(TRAINING.read_text(encoding="utf-8"))
     values = [summary[f"speedup_{key}"] for key in STAGES.values()]
