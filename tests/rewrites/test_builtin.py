@@ -259,6 +259,21 @@ def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile
     assert BuiltinPolicy(Order({})).propose(replace(given, device="cpu"), 20)
 
 
+@pytest.mark.parametrize(("channels", "proposed"), [(32, True), (3, False)])
+def test_a_convolution_is_also_proposed_with_channels_side_by_side_where_they_fill_steps(
+    channels: int, proposed: bool
+) -> None:
+    text = task_text(
+        "return torch.relu(self.c(a)) * 2", f"torch.randn(16, {channels}, 64, 64)", f"self.c = nn.Conv2d({channels}, 64, 3)"
+    )
+    given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)
+    ours = [one for one in BuiltinPolicy(Order({})).propose(given, 20) if "tiled-convolution" in one.techniques]
+    last = [one for one in ours if "channels-last-in-tile" in one.techniques]
+    assert (len(ours) > len(last), bool(last)) == (True, proposed)
+    laid_out = f"_laid_out(x0, ({channels * 64 * 64}, 1, {64 * channels}, {channels}))"
+    assert all(laid_out in one.source for one in last)
+
+
 @pytest.mark.parametrize(("layer", "draws"), [("nn.Dropout(0.3)", True), ("nn.Dropout(0.0)", False), ("nn.ReLU()", False)])
 def test_torch_compile_draws_what_eager_draws_where_a_task_has_dropout(layer: str, draws: bool) -> None:
     """Inductor has random numbers of its own, so that each such candidate was another function in training mode."""

@@ -490,6 +490,25 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
     assert done.source.count("def _fused_0_pass_") == passes
 
 
+@needs_triton
+@pytest.mark.parametrize("name", exhaustive_but(("convolutions", "pooled"), "convolutions"))
+def test_inputs_with_channels_side_by_side_agree_with_eager(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
+    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    made = {
+        last: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, last=last)
+        for last in (False, True)
+    }
+    assert set(made[True].fired) - set(made[False].fired) == {"channels-last-in-tile"}
+    interpret(made[True].reference, made[True].source.replace(ALLOWS_TF32, "[False]"), tmp_path)
+    # Those of 16 channels in a group alone, and only their inputs: everything else is laid out as it was.
+    laid_out = re.compile(r"_laid_out\(x\d+, \(\d+, 1, (\d+, )*\d+\)\)")
+    assert len(laid_out.findall(made[True].source)) > len(laid_out.findall(made[False].source))
+
+
 def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2e-6) -> None:
     """Compare both, also on NaN."""
     interpreted(INTERPRET, reference, candidate, folder, str(tolerance))

@@ -81,6 +81,8 @@ class Recipe:
     """Whether long rows are read once."""
     channels: bool = False
     """Whether kernels of convolutions may reduce their channels, and pool."""
+    last: bool = False
+    """Whether they read their inputs with channels side by side."""
     recurrent: bool = False
     """Whether LSTMs and GRUs are kernels that stay for all time steps."""
     attention: bool = False
@@ -203,10 +205,12 @@ class Workshop:
                 convolutions=recipe.tiled,
                 once=recipe.once,
                 channels=recipe.channels,
+                last=recipe.last,
             )
             for graph in graphs:
                 foundry.fuse(graph)
-            wanted = {name for name, asked in ((fusion.TILED, recipe.tiled), (fusion.ONE_READ, recipe.once)) if asked}
+            asked = {fusion.TILED: recipe.tiled, fusion.CHANNELS_LAST: recipe.last, fusion.ONE_READ: recipe.once}
+            wanted = {name for name, is_asked in asked.items() if is_asked}
             lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
             if lacking or not (foundry.techniques or recipe.product or recipe.recurrent or recipe.attention):
                 return "", ()
@@ -348,6 +352,8 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
             tiled = replace(whole, fuse="all", tiled=True, channels=channels)
             yield tiled
             yield replace(tiled, wrapper="cuda-graph")
+        # torch.compile has cuDNN read channels side by side, which costs a copy of the inputs and feeds tensor cores faster.
+        yield replace(whole, fuse="all", tiled=True, last=True)
         yield replace(whole, fuse="all", once=True)
     fused = workshop.build(replace(whole, fuse="all"))
     if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
@@ -431,6 +437,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
         not IN_TILE.isdisjoint(techniques),
+        fusion.CHANNELS_LAST in techniques,
         recurrent.PERSISTENT in techniques,
         attention.TILED in techniques,
     )

@@ -16,20 +16,28 @@ from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
-from kernelwright.rewrites.fusion.windows import POOLED_TILES, TILED, WHOLE_CHANNELS
+from kernelwright.rewrites.fusion.windows import CHANNELS_LAST, POOLED_TILES, TILED, WHOLE_CHANNELS
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
+__all__ = ["CHANNELS_LAST", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
 
 
-def _triton_kernel(name: str, program: LoopProgram, *rest: Any, once: bool = False) -> triton.TritonKernel:
+def _triton_kernel(
+    name: str,
+    program: LoopProgram,
+    signature: Signature,
+    strides: tuple[tuple[int, ...], ...],
+    *,
+    once: bool = False,
+    last: bool = False,
+) -> triton.TritonKernel:
     if program.convolution is not None:
-        return ConvolutionKernel(name, program, *rest)
+        return ConvolutionKernel(name, program, signature, strides, last)
     kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
-    made = kind(name, program, *rest)
+    made = kind(name, program, signature, strides)
     once = once and made.nest.kind == ROWS and reads_once(made.nest) and bool(made.full_stores)
-    return OneReadKernel(name, program, *rest) if once else made
+    return OneReadKernel(name, program, signature, strides) if once else made
 
 
 class Foundry:
@@ -41,17 +49,24 @@ class Foundry:
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
         once: Whether long rows are read once, by programs that wait for one another, on a GPU.
         channels: Whether the kernel of a convolution may reduce its channels, and pool.
+        last: Whether it reads its inputs with channels side by side, where it can.
     """
 
     def __init__(
-        self, device: str, single: bool = False, convolutions: bool = False, once: bool = False, channels: bool = False
+        self,
+        device: str,
+        single: bool = False,
+        convolutions: bool = False,
+        once: bool = False,
+        channels: bool = False,
+        last: bool = False,
     ) -> None:
         self._kernels: dict[str, Any] = {}
         self._alone = False
         on_gpu = device.startswith("cuda")
         self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if on_gpu else WORTH_ALONE) if single else ()
         self._language = "triton" if on_gpu else "cpp"
-        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once) if on_gpu else cpp.CppKernel
+        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once, last=last) if on_gpu else cpp.CppKernel
         printable = triton.accepts if on_gpu else cpp.accepts
 
         def accepts(program: LoopProgram) -> bool:
@@ -71,8 +86,9 @@ class Foundry:
         once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
         whole = any(kernel.program.convolution is not None and kernel.program.reduced for kernel in self._kernels.values())
         pools = any(kernel.program.pooled for kernel in self._kernels.values())
-        more = {SPLIT_ROWS: splits, TILED: tiles, WHOLE_CHANNELS: whole, POOLED_TILES: pools, ONE_READ: once}
-        return (fused, *(name for name, used in more.items() if used))
+        last = any(isinstance(kernel, ConvolutionKernel) and kernel.channels_last for kernel in self._kernels.values())
+        more = {SPLIT_ROWS: splits, TILED: tiles, CHANNELS_LAST: last, WHOLE_CHANNELS: whole, POOLED_TILES: pools}
+        return (fused, *(name for name, used in {**more, ONE_READ: once}.items() if used))
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""

@@ -21,7 +21,7 @@ from kernelwright.rewrites.fusion.program import POOLERS, ROW, LoopProgram, Pool
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, phases_of
-from kernelwright.rewrites.graph import contiguous_strides, numel, shape, value
+from kernelwright.rewrites.graph import contiguous_strides, numel, shape
 from kernelwright.rewrites.rules.convolution import Geometry
 
 
@@ -31,9 +31,16 @@ class ConvolutionKernel(TritonKernel):
 
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
 
-    def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
+    def __init__(
+        self,
+        name: str,
+        program: LoopProgram,
+        signature: Signature,
+        strides: tuple[tuple[int, ...], ...],
+        last: bool = False,
+    ) -> None:
         found, (tiled,) = cast(Geometry, program.convolution), [step for step in program.steps if step.name == "convolution"]
-        number = signature.loads[list(program.loads).index(int(tiled.operands[1]))][0]
+        first, number = (signature.loads[list(program.loads).index(int(item))][0] for item in tiled.operands)
         self.by_taps = shape(found.source)[1] // found.groups % LEAST_SUM == 0
         """Whether a step of the sums has one tap, whose place is one number for all of them."""
         lone = [argument for argument, _ in signature.loads].count(number) == 1
@@ -46,6 +53,12 @@ class ConvolutionKernel(TritonKernel):
             steps = dict(zip(order, apart, strict=False))
             strides = (*strides[:number], tuple(steps[dim] for dim in range(len(size))), *strides[number + 1 :])
         self.weight_strides = strides[number]
+        read_once = [argument for argument, _ in signature.loads].count(first) == 1
+        self.channels_last = last and self.by_taps and read_once and strides[first][1] != 1
+        """Whether each call lays the inputs out with channels side by side: a step reads many channels of one tap."""
+        if self.channels_last:
+            strides = (*strides[:first], _channels_last(shape(found.source)), *strides[first + 1 :])
+        self.source_strides = strides[first]
         super().__init__(name, program, signature, strides)
 
     def _stored_at(self, pointer: str) -> str:
@@ -167,7 +180,7 @@ class ConvolutionKernel(TritonKernel):
         rank, (tiled,) = len(found.kernel), [step for step in self.program.steps if step.name == "convolution"]
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
         every = [phases_of(found, dim) for dim in range(rank)]
-        strides, sizes, weights = value(found.source).stride(), shape(found.source), self.weight_strides
+        strides, sizes, weights = self.source_strides, shape(found.source), self.weight_strides
         lines = []
         for dim, phases in enumerate(every):
             for label in ("taps", "first", "place"):
@@ -235,6 +248,12 @@ class ConvolutionKernel(TritonKernel):
             '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
         ]
         return [*lines, *(f"    {line}" for line in loop)]
+
+
+def _channels_last(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose channels, the second dimension, are side by side."""
+    dense = contiguous_strides((sizes[0], *sizes[2:], sizes[1]))
+    return (dense[0], 1, *dense[1:-1])
 
 
 def _side_by_side(pointer: str, *, apart: bool) -> str:
