@@ -46,8 +46,7 @@ def release_speedups() -> list[float]:
 
 def searched_speedups() -> dict[str, list[float]]:
     """What a user gets over each decided task's best baseline, by suite, sorted."""
-    runs = [Run(path) for path in sorted(RACE.iterdir()) if path.is_dir()]
-    runs = [run for run in runs if (run.read_json("config.json") or {}).get("policy")]  # the others searched nothing
+    runs = [run for path in sorted(RACE.iterdir()) if path.is_dir() and (run := Run(path)).searches]
     return {
         name: sorted(map(against_best, filter(is_counted, later_by_task(run for run in runs if run.group in groups))))
         for name, groups in SEARCHED.items()

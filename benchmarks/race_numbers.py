@@ -67,6 +67,11 @@ class Run(RunDirectory):
         return str(gpus[0].get("name") or "")
 
     @property
+    def searches(self) -> bool:
+        """Whether a policy proposed what was judged; a run of given candidates searches nothing."""
+        return bool((self.read_json("config.json") or {}).get("policy"))
+
+    @property
     def group(self) -> str:
         """Prefix of its keys: that of its suite, and for CUDA-L1's shapes of its GPU."""
         suite = (self.read_json("config.json") or {}).get("suite")
@@ -111,7 +116,7 @@ class Run(RunDirectory):
 
     def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
         """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""
-        if not (self.read_json("config.json") or {}).get("policy"):
+        if not self.searches:
             yield from (one for one in self.evaluations() if winners.get(one.task) == one.candidate_sha256)
 
     def released(self) -> dict[str, float | None]:
@@ -244,7 +249,7 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
     released: dict[str, dict[str, float | None]] = defaultdict(dict)
     for run in runs:
         released[run.gpu] |= run.released()
-    searched = [run for run in runs if (run.read_json("config.json") or {}).get("policy")]
+    searched = [run for run in runs if run.searches]
     for group in GROUPS:
         chosen = [run for run in searched if run.group == group]
         if chosen:

@@ -151,9 +151,9 @@ def test_cheats_that_fool_the_quick_look_win_nothing(tmp_path):
     # Also of one that is no improvement: beside other work the interval of two processes is wide.
     reached = max((found.speedup_high for found in firsts_of(run).values() if found.accepted), default=0.0)
     assert all(screened[name].estimate < _WORTH * reached for name in left_out), "only those not clearly above what is good"
-    # The cache is right, and of no use on inputs that never come again. So is what patches the clock, which is charged with
-    # the time that the other clock sees, and rejected for it only where two processes beside other work make that certain.
-    assert {found.techniques[0] for found in judged if found.accepted} <= {"caches", "patches-the-clock", "honest"}
+    # The cache is right, and of no use on inputs that never come again.
+    accepted = {found.techniques[0]: (found.speedup_low, found.speedup) for found in judged if found.accepted}
+    assert accepted.keys() <= {"caches", "honest"}, accepted
     assert {found.techniques[0] for found in judged if found.is_improvement} <= {"honest"}
     assert result.best is None or result.best.techniques == ("honest",)
 

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_serializer, model_validator
 
 from kernelwright.records import Contract, Label
+from kernelwright.records.improvement import AUDITS_MAX
 
 GIB = 1 << 30
 LIMIT_MAX_S = 7 * 86400.0
@@ -88,7 +89,7 @@ class Settings(BaseModel):
     """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
     excess_limit_us: float = Field(default=100.0, gt=0)
     """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
-    audits: int = Field(default=8, ge=2, le=100)
+    audits: int = Field(default=8, ge=2, le=AUDITS_MAX)
     """Series of calls per process triple whose outer clock decides what is charged."""
     audit_limit_us: float = Field(default=25.0, gt=0)
     """The same limit for a call in a series, where the outer clock is that much quieter, microseconds."""

@@ -144,10 +144,8 @@ class JudgePool:
         self._slots = [device for _ in range(per_device) for device in devices]
         self._jobs: deque[_Entry | None] = deque()
         """What is to be done; None ends a slot."""
-        self._crowded: deque[_Entry] = deque()
-        """What has to have a device's memory to itself."""
-        self._failed_beside: dict[Future[_Found], str] = {}
-        """Why those of them that were tried beside others failed there."""
+        self._crowded: deque[tuple[_Entry, str]] = deque()
+        """What has to have a device's memory to itself, and why."""
         self._started: Counter[str] = Counter()
         """Slots of each device that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
@@ -158,7 +156,7 @@ class JudgePool:
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the six fields above, of all these pools."""
+        """Guards the five fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -195,12 +193,15 @@ class JudgePool:
         with self._changed:
             # What takes more than a device has is not tried beside others first.
             is_large = work.memory_bytes > 0 and work.memory_bytes > max(map(memory_of, self._slots))
-            (self._crowded if is_large else self._jobs).append((work, future))
+            if is_large:
+                self._crowded.append(((work, future), "it may take more memory than a device has"))
+            else:
+                self._jobs.append((work, future))
             self._changed.notify_all()
         return future
 
-    def _next(self, device: str, started: bool) -> tuple[_Entry, bool] | None:
-        """The next job that fits, and whether it is to be alone; None at the end.
+    def _next(self, device: str, started: bool) -> tuple[_Entry, str | None] | None:
+        """The next job that fits, and why it is to be alone, if it is; None at the end.
 
         Slots that have a process come first: to start another takes up to eight seconds.
         """
@@ -218,15 +219,19 @@ class JudgePool:
             while not (alone or fitting()):
                 self._changed.wait_for(lambda: fitting() or is_quiet())
                 alone = is_quiet() and not self._changed.wait_for(lambda: not is_quiet(), timeout=_QUIET_S)
-            entry = self._crowded.popleft() if alone else next(one for one in self._jobs if self._fits(one, device))
-            if not alone:
+            entry: _Entry | None
+            why: str | None = None
+            if alone:
+                entry, why = self._crowded.popleft()
+            else:
+                entry = next(one for one in self._jobs if self._fits(one, device))
                 self._jobs.remove(entry)
             self._started[device] -= started
             if entry is not None:
                 self._at_work[device] += 1
                 self._taken_bytes[device] += self._share(entry[0], device, alone)
             self._changed.notify_all()
-            return (entry, alone) if entry is not None else None
+            return (entry, why) if entry is not None else None
 
     def is_idle(self, device: str) -> bool:
         """Whether neither this pool nor those beside it have anything to do on a device, but for what has to be alone."""
@@ -255,7 +260,7 @@ class JudgePool:
         """Drop jobs that have not begun; end the processes once theirs are done, or now."""
         self._closing = True
         with self._changed:
-            dropped = [entry for entry in (*self._jobs, *self._crowded) if entry is not None]
+            dropped = [entry for entry in (*self._jobs, *(one for one, _ in self._crowded)) if entry is not None]
             self._jobs.clear()
             self._crowded.clear()
         for work, future in dropped:  # somebody waits for them
@@ -281,7 +286,8 @@ class JudgePool:
             with self._changed:
                 self._started[device] += 1
         while (entry := self._next(device, started=member is not None)) is not None:
-            (job, future), alone = entry
+            (job, future), why = entry
+            alone = why is not None
             found: _Found = InfrastructureError("not tried")
             for _ in range(_TRIES):
                 if self._killing:
@@ -308,10 +314,8 @@ class JudgePool:
                 self._taken_bytes[device] -= self._share(job, device, alone)
                 waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
-                    self._crowded.append((job, future))
-                    self._failed_beside[future] = str(found)
+                    self._crowded.append(((job, future), str(found)))
                 elif alone and isinstance(found, list):
-                    why = self._failed_beside.pop(future, "it may take more memory than a device has")
                     found = [one.model_copy(update={"checks": one.checks | {"alone": why}}) for one in found]
                 self._changed.notify_all()
             if not waits:

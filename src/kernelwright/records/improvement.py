@@ -11,6 +11,8 @@ NEAR_MISS_LOW = 0.9
 """Lower end above which an interval is nearly one of an improvement. Our choice."""
 PROCESSES_MAX = 64
 """Most process triples that a user can ask for."""
+AUDITS_MAX = 100
+"""Most series of calls in a process triple that a user can ask for."""
 FEWEST = 6
 """Fewest that are advised, and at least twice those timed: the spread of fewer tells too little. Our choice."""
 _SHARE = 0.7

@@ -12,7 +12,7 @@ from kernelwright.judge import Settings
 from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.improvement import FEWEST
+from kernelwright.records.improvement import AUDITS_MAX, FEWEST
 from kernelwright.records.screened import OWN_POLICY, confirmed_best
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.table import OVERWRITING, STOCK
@@ -23,8 +23,6 @@ from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
 """Baselines of a search on a GPU where none are named: those that keep a drop-in's contract for any program."""
-_AUDITS_MOST = 100
-"""Most that `Settings.audits` may be."""
 
 
 def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Evaluator | None) -> list[str]:
@@ -90,7 +88,7 @@ def settling_of(state: TaskState, known: Iterable[Evaluation], settings: Setting
     if (miss := state.near_miss) is None or (needed := miss.processes_to_settle) is None:
         return None
     count = max(FEWEST, math.ceil(needed / 2))
-    audits = min(_AUDITS_MOST, SETTLING_SERIES * settings.audits)
+    audits = min(AUDITS_MAX, SETTLING_SERIES * settings.audits)
     settings = settings.model_copy(update={"processes_min": count, "processes_max": count, "audits": audits})
     return Job(state.task, miss.candidate(), settings, rival_of(state.task, known))
 

@@ -80,15 +80,18 @@ class Foundry:
         """Names of what was done so far: `fuse-all` only where some operator alone became a kernel."""
         if not self._kernels:
             return ()
-        splits = any(kernel.splits_rows and not isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
-        tiles = any(kernel.program.convolution is not None for kernel in self._kernels.values())
-        fused = f"fuse-{'all' if self._alone else 'chains'}-{self._language}"
-        once = any(isinstance(kernel, OneReadKernel) for kernel in self._kernels.values())
-        whole = any(kernel.program.convolution is not None and kernel.program.reduced for kernel in self._kernels.values())
-        pools = any(kernel.program.pooled for kernel in self._kernels.values())
-        last = any(isinstance(kernel, ConvolutionKernel) and kernel.channels_last for kernel in self._kernels.values())
-        more = {SPLIT_ROWS: splits, TILED: tiles, CHANNELS_LAST: last, WHOLE_CHANNELS: whole, POOLED_TILES: pools}
-        return (fused, *(name for name, used in {**more, ONE_READ: once}.items() if used))
+        kernels = [*self._kernels.values()]
+        convolutions = [kernel for kernel in kernels if isinstance(kernel, ConvolutionKernel)]
+        used = {
+            f"fuse-{'all' if self._alone else 'chains'}-{self._language}": True,
+            SPLIT_ROWS: any(kernel.splits_rows and not isinstance(kernel, OneReadKernel) for kernel in kernels),
+            TILED: bool(convolutions),
+            CHANNELS_LAST: any(kernel.channels_last for kernel in convolutions),
+            WHOLE_CHANNELS: any(kernel.program.reduced for kernel in convolutions),
+            POOLED_TILES: any(kernel.program.pooled for kernel in kernels),
+            ONE_READ: any(isinstance(kernel, OneReadKernel) for kernel in kernels),
+        }
+        return tuple(name for name, is_used in used.items() if is_used)
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""

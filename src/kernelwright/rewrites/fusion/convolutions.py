@@ -43,23 +43,19 @@ class ConvolutionKernel(TritonKernel):
         first, number = (signature.loads[list(program.loads).index(int(item))][0] for item in tiled.operands)
         self.by_taps = shape(found.source)[1] // found.groups % LEAST_SUM == 0
         """Whether a step of the sums has one tap, whose place is one number for all of them."""
-        lone = [argument for argument, _ in signature.loads].count(number) == 1
-        if self.by_taps and lone and 1 not in strides[number][:2]:
+        arguments, laid_out = [argument for argument, _ in signature.loads], list(strides)
+        if self.by_taps and arguments.count(number) == 1 and 1 not in strides[number][:2]:
             # A step reads one tap of many channels and outputs, and in weights with several taps none of these are adjacent:
             # each call first lays outputs side by side.
             size, outputs = shape(found.weight), 1 if found.transposed else 0
-            order = (outputs, 1 - outputs, *range(2, len(size)))
-            apart = itertools.accumulate((size[dim] for dim in order), operator.mul, initial=1)
-            steps = dict(zip(order, apart, strict=False))
-            strides = (*strides[:number], tuple(steps[dim] for dim in range(len(size))), *strides[number + 1 :])
-        self.weight_strides = strides[number]
-        read_once = [argument for argument, _ in signature.loads].count(first) == 1
-        self.channels_last = last and self.by_taps and read_once and strides[first][1] != 1
+            laid_out[number] = _dense_strides(size, (outputs, 1 - outputs, *range(2, len(size))))
+        self.channels_last = last and self.by_taps and arguments.count(first) == 1 and strides[first][1] != 1
         """Whether each call lays the inputs out with channels side by side: a step reads many channels of one tap."""
         if self.channels_last:
-            strides = (*strides[:first], _channels_last(shape(found.source)), *strides[first + 1 :])
-        self.source_strides = strides[first]
-        super().__init__(name, program, signature, strides)
+            size = shape(found.source)
+            laid_out[first] = _dense_strides(size, (1, *range(len(size) - 1, 1, -1), 0))
+        self.source_strides, self.weight_strides = laid_out[first], laid_out[number]
+        super().__init__(name, program, signature, tuple(laid_out))
 
     def _stored_at(self, pointer: str) -> str:
         found = cast(Geometry, self.program.convolution)
@@ -250,10 +246,11 @@ class ConvolutionKernel(TritonKernel):
         return [*lines, *(f"    {line}" for line in loop)]
 
 
-def _channels_last(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose channels, the second dimension, are side by side."""
-    dense = contiguous_strides((sizes[0], *sizes[2:], sizes[1]))
-    return (dense[0], 1, *dense[1:-1])
+def _dense_strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions lie in this order, the one with adjacent values first."""
+    apart = itertools.accumulate((sizes[dim] for dim in order), operator.mul, initial=1)
+    steps = dict(zip(order, apart, strict=False))
+    return tuple(steps[dim] for dim in range(len(sizes)))
 
 
 def _side_by_side(pointer: str, *, apart: bool) -> str:
