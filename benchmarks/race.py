@@ -78,8 +78,8 @@ class Race:
         for part in options.slices.split(","):
             name = f"{options.suite}-{part.replace('/', 'of')}{'-only' if options.only else ''}"
             minutes = (self.left_s - OVERTIME_S) / 60
-            search = ["--policy", "builtin", "--budget", str(options.budget), "--minutes", f"{minutes:.2f}"]
-            self._bench(name, part, [*search, "--baselines", options.baselines])
+            search = ["--policy", "builtin", "--budget", str(options.budget), "--judge", str(options.judge)]
+            self._bench(name, part, [*search, "--minutes", f"{minutes:.2f}", "--baselines", options.baselines])
             if options.kernels:
                 self._bench(f"{name}-kernels", part, ["--contract", "kernelbench", "--baselines", "eager"])
         over.set()
@@ -133,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="archives of an earlier race to go on with")
     parser.add_argument("--device", default="cuda", help="`cuda` is every GPU")
     parser.add_argument("--budget", type=int, default=24, help="proposals for a task")
+    parser.add_argument("--judge", type=int, default=3, help="screened candidates of a task that the judge takes at most")
     parser.add_argument("--baselines", default="eager,compile,cudagraph-fresh,cudnn", help="measured beside the search")
     parser.add_argument("--kernels", action="store_true", help="judge the kernels that the suite brings, too")
     options = parser.parse_args(arguments)
