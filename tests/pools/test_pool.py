@@ -188,6 +188,34 @@ def test_a_record_says_why_a_job_was_done_alone(member, monkeypatch):
     assert alone == {"0": None, "1": "too little", "2": "it may take more memory than a device has"}
 
 
+def test_a_job_that_failed_beside_others_waits_for_twice_its_memory_before_it_has_to_be_alone(member, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
+    monkeypatch.setattr(pool, "memory_of", lambda device: 100)
+    too_little = {"1": (20,), "2": (20, 40), "3": (60,)}
+    asked, may_end = [], threading.Event()
+
+    def act(one):
+        asked.append((one.task.id, one.memory_bytes))
+        if one.task.id == "0":
+            may_end.wait(60)
+        elif not may_end.is_set() and one.memory_bytes in too_little[one.task.id]:
+            return CrowdedError("too little")
+        return [evaluation(one.task)]
+
+    member.act = staticmethod(act)
+    with JudgePool(["cpu"], SETTINGS, per_device=2) as judges:
+        busy = judges._submit(replace(job(0), memory_bytes=40))
+        (found,) = judges._submit(replace(job(1), memory_bytes=20)).result(60)
+        assert not busy.done(), "it does not wait for the others"
+        assert found.checks.get("alone") is None
+        later = [judges._submit(replace(job(2), memory_bytes=20)), judges._submit(replace(job(3), memory_bytes=60))]
+        with judges._changed:
+            assert judges._changed.wait_for(lambda: len(judges._crowded) == 2, 60)
+        may_end.set()
+        assert [one.result(60)[0].checks.get("alone") for one in later] == ["too little"] * 2
+    assert sorted(asked[:6]) == [("0", 40), ("1", 20), ("1", 40), ("2", 20), ("2", 40), ("3", 60)]
+
+
 def test_a_job_for_which_the_memory_alone_does_not_suffice_either_has_an_outcome(member, monkeypatch):
     monkeypatch.setattr(pool, "_QUIET_S", 0.1)
     member.act = staticmethod(lambda one: CrowdedError("others are no judges"))

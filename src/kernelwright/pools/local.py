@@ -21,7 +21,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -32,6 +32,7 @@ from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.pools.generated import without_advice_on_generated
+from kernelwright.pools.visible import see_one_gpu
 from kernelwright.records import Candidate, Evaluation, Task
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ class JudgePool:
         """What is to be done; None ends a slot."""
         self._crowded: deque[tuple[_Entry, str]] = deque()
         """What has to have a device's memory to itself, and why."""
+        self._again: set[Future[_Found]] = set()
+        """Of what has failed beside others once."""
         self._started: Counter[str] = Counter()
         """Slots of each device that have a process and wait for a job."""
         self._at_work: Counter[str] = Counter()
@@ -156,7 +159,7 @@ class JudgePool:
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the five fields above, of all these pools."""
+        """Guards the six fields above, of all these pools."""
         self._members: set[_JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
@@ -191,14 +194,28 @@ class JudgePool:
     def _submit(self, work: Job | RotationJob) -> Future[_Found]:
         future: Future[_Found] = Future()
         with self._changed:
-            # What takes more than a device has is not tried beside others first.
-            is_large = work.memory_bytes > 0 and work.memory_bytes > max(map(memory_of, self._slots))
-            if is_large:
-                self._crowded.append(((work, future), "it may take more memory than a device has"))
-            else:
-                self._jobs.append((work, future))
+            self._line_up(work, future, "it may take more memory than a device has")
             self._changed.notify_all()
         return future
+
+    def _line_up(self, work: Job | RotationJob, future: Future[_Found], why: str) -> None:
+        """Have a job wait for its memory, or until it can be alone where it takes more than a device has."""
+        if work.memory_bytes and work.memory_bytes > max(map(memory_of, self._slots)):
+            self._crowded.append(((work, future), why))
+        else:
+            self._jobs.append((work, future))
+
+    def _put_back(self, work: Job | RotationJob, future: Future[_Found], why: str) -> None:
+        """Have a job that failed beside others wait for twice the memory that it asked for, and after that to be alone.
+
+        A neighbour may have taken more than it had asked for. Four jobs of 11 to 33 GiB beside such a one waited until all
+        others had ended, eight minutes, and then for one another (results/kernelbench-h200/today-left-3-h200).
+        """
+        if work.memory_bytes and future not in self._again:
+            self._again.add(future)
+            self._line_up(replace(work, memory_bytes=2 * work.memory_bytes), future, why)
+        else:
+            self._crowded.append(((work, future), why))
 
     def _next(self, device: str, started: bool) -> tuple[_Entry, str | None] | None:
         """The next job that fits, and why it is to be alone, if it is; None at the end.
@@ -314,7 +331,7 @@ class JudgePool:
                 self._taken_bytes[device] -= self._share(job, device, alone)
                 waits = isinstance(found, CrowdedError) and not (alone or self._closing)
                 if waits:
-                    self._crowded.append(((job, future), str(found)))
+                    self._put_back(job, future, str(found))
                 elif alone and isinstance(found, list):
                     found = [one.model_copy(update={"checks": one.checks | {"alone": why}}) for one in found]
                 self._changed.notify_all()
@@ -449,16 +466,6 @@ def memory_of(device: str) -> int:
     import torch
 
     return torch.cuda.get_device_properties(device).total_memory - RESTING_BYTES
-
-
-def see_one_gpu(device: str) -> str:
-    """Have this process and all it forks see one GPU only, so that no candidate can borrow another; its name in here."""
-    if not device.startswith("cuda:"):
-        return device
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    index = int(device.removeprefix("cuda:"))
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
-    return "cuda:0"
 
 
 def _do(

@@ -30,8 +30,8 @@ from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.pools.compiling import Compiles
-from kernelwright.pools.local import see_one_gpu
 from kernelwright.pools.screening import ScreeningPool, ran_out
+from kernelwright.pools.visible import see_one_gpu
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
 from kernelwright.search.policies import policy_named
