@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
-from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_judge
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_confirm, next_to_judge
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import TaskOutcome, standings
@@ -102,17 +102,23 @@ class Run(RunDirectory):
         return [line | {"run": self.path.name, "gpu": self.gpu} for line in found]
 
     def open_tasks(self) -> set[str]:
-        """Tasks of which the judge would still take a candidate."""
+        """Tasks of which the judge would still take a candidate, once more or for the first time."""
         looks: dict[str, list[Screened]] = defaultdict(list)
-        verdicts: dict[str, dict[str, Evaluation]] = defaultdict(dict)
+        first: dict[str, dict[str, Evaluation]] = defaultdict(dict)
+        confirmed: dict[str, dict[str, Evaluation]] = defaultdict(dict)
         for look in self.screened():
             looks[look.task].append(look)
-        # As for the search, the first verdict on a candidate counts before its confirmation.
-        for one in sorted(self.evaluations(), key=lambda one: not one.confirms):
+        for one in self.evaluations():
             if one.policy != BASELINE_POLICY:
-                verdicts[one.task][one.candidate_sha256] = one
+                (confirmed if one.confirms else first)[one.task][one.candidate_sha256] = one
         count = (self.read_json("config.json") or {}).get("judge") or JUDGED
-        return {task for task, found in looks.items() if next_to_judge(found, verdicts[task], count) is not None}
+        return {
+            task
+            for task, found in looks.items()
+            # As for the search, the first verdict on a candidate counts before its confirmation.
+            if next_to_judge(found, confirmed[task] | first[task], count) is not None
+            or next_to_confirm(first[task], confirmed[task]) is not None
+        }
 
     def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
         """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""
