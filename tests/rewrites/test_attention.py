@@ -82,14 +82,15 @@ def made(
     wide = shown.double() if mask in ("added", "least") else shown
     with sdpa_kernel(SDPBackend.MATH):
         exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), wide, is_causal=causal, scale=scale)
+        own = F.scaled_dot_product_attention(q, k, v, shown, is_causal=causal, scale=scale).double()
     if mask == "nothing":
         assert not exact[..., 3, :].any() and torch.equal(found[..., 3, :], torch.zeros_like(found[..., 3, :]))
     if special:
         finite = exact.isfinite()
         assert finite.any() and not finite.all()
         same = torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
-        return 0.0 if same and torch.allclose(found[finite].double(), exact[finite], atol=1e-5) else inf
-    return ((found.double() - exact).norm() / exact.norm()).item()
+        return (0.0 if same and torch.allclose(found[finite].double(), exact[finite], atol=1e-5) else inf), 0.0
+    return tuple(((one.double() - exact).norm() / exact.norm()).item() for one in (found, own))
 
 print(json.dumps([made(*case, **others) for *case, others in json.loads(sys.argv[3])]))
 """
@@ -141,8 +142,8 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def errors(emitted: Path) -> dict[str, float]:
-    """Errors of all cases, by one process: Triton interprets where it is told to at import."""
+def errors(emitted: Path) -> dict[str, tuple[float, float]]:
+    """Errors of all cases and of PyTorch's own attention in their type, by one process: Triton interprets where it is told to at import."""
     far = emitted.with_name("far.py")
     far.write_text(emitted.read_text().replace("wide = any(", "wide = bool("))
     found = interpreted_answer(INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values())))
@@ -151,9 +152,10 @@ def errors(emitted: Path) -> dict[str, float]:
 
 @needs_triton
 def test_the_error_is_that_of_the_operands_type(emitted):
-    # Float32's own attention has 1e-7 to 4e-7 on these, float16's 2e-4.
+    # How float32 rounds depends on the processor: its own attention has 1e-7 to 4e-7 on these, float16's 2e-4.
     found = errors(emitted)
-    assert {case: error for case, error in found.items() if error >= (4e-4 if case.startswith("float16") else 3e-7)} == {}
+    floors = {case: 4e-4 if case.startswith("float16") else 3e-7 for case in found}
+    assert {case: both for case, both in found.items() if both[0] >= max(floors[case], 1.5 * both[1])} == {}
 
 
 @needs_triton
