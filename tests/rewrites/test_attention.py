@@ -143,7 +143,10 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def errors(emitted: Path) -> dict[str, tuple[float, float]]:
-    """Errors of all cases and of PyTorch's own attention in their type, by one process: Triton interprets where it is told to at import."""
+    """Errors of all cases, and of PyTorch's own attention in their type.
+
+    By one process: Triton interprets where it is told to at import.
+    """
     far = emitted.with_name("far.py")
     far.write_text(emitted.read_text().replace("wide = any(", "wide = bool("))
     found = interpreted_answer(INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values())))
