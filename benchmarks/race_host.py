@@ -9,15 +9,18 @@ A plan has a list of steps for each GPU, by its number. A step is a run director
             "share": 0.4, "earlier": "large.tar.gz"}]}
 
 It may take `share` of the seconds that are left when it begins, all by default; a search is told so in minutes. `earlier` is
-an archive of a run directory to go on with. A step that outlives its time is killed. Each GPU has an equal part of the
-processor's cores, and with --hide, as root, its commands find the device file of that GPU alone (`one_gpu.py`).
+the archive of a run directory to go on with, or the folder of a published one. A step that outlives its time is killed. Each
+GPU has an equal part of the processor's cores, and with --hide, as root, its commands find the device file of that GPU alone
+(`one_gpu.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +75,7 @@ class HostRace:
     def _do(self, gpu: str, step: Step, cores: Sequence[int], limit_s: float) -> None:
         work, name, device = self.options.work, step["name"], self.options.device
         if "earlier" in step:
-            unpacked([Path(step["earlier"])], work)
+            _bring(Path(step["earlier"]), work, name)
         command = [*COMMAND, "bench", *step["arguments"], "--device", device, "--out", str(work / name), "--json"]
         if "--policy" in command:
             command += ["--minutes", f"{(limit_s - OVERTIME_S) / 60:.2f}"]
@@ -95,6 +98,17 @@ class HostRace:
                 said = "killed at the end of its time"
         lines = (work / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
         print(f"{time.strftime('%X')} GPU {gpu}, {name}: {said}", *lines, sep="\n  ", flush=True)
+
+
+def _bring(earlier: Path, work: Path, name: str) -> None:
+    """Have a run directory to go on with in the folder of all, unless it is there."""
+    if earlier.is_file():
+        unpacked([earlier], work)
+    elif not (work / name).exists():
+        shutil.copytree(earlier, work / name)
+        for path in (work / name).glob("*.gz"):
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

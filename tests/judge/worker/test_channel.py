@@ -179,6 +179,13 @@ def test_nothing_from_a_worker_is_ever_unpickled():
         assert not any(word in text for word in ("import pickle", "torch.load", "marshal", "eval("))
 
 
+def test_files_that_nobody_sends_any_more_are_the_end_of_the_channel(ends):
+    first, second = ends
+    first.close()
+    with pytest.raises(ChannelClosedError, match="end of stream"):
+        second.receive_files(1)
+
+
 def test_files_cross_as_duplicates_and_none_crosses_as_none(ends):
     first, second = ends
     reader, writer = os.pipe()

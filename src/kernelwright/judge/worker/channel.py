@@ -96,11 +96,16 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
 
     def receive_files(self, count: int) -> list[int]:
-        """The file handles of the other side's `send_files`, of which there are `count`."""
+        """The file handles of the other side's `send_files`, of which there are `count`; raises ChannelClosedError."""
         if not count:
             return []
         files = array.array("i")
-        _, ancillary, _, _ = self.socket.recvmsg(1, socket.CMSG_SPACE(files.itemsize * count))
+        try:
+            _, ancillary, _, _ = self.socket.recvmsg(1, socket.CMSG_SPACE(files.itemsize * count))
+        except OSError as error:
+            raise ChannelClosedError(str(error)) from error
+        if not ancillary:
+            raise ChannelClosedError("end of stream")
         files.frombytes(ancillary[0][2][: files.itemsize * count])
         return list(files)
 
