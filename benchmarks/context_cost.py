@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--contexts-only", action="store_true", help="only contexts, with the usual connections")
     options = parser.parse_args()
     run, rows, gpus = RunDirectory(options.run), [], visible_gpus()
-    for connections in CONNECTIONS[: 1 if options.contexts_only else None]:
+    for connections in CONNECTIONS[:1] if options.contexts_only else CONNECTIONS:
         os.environ.pop(VARIABLE, None)
         if connections is not None:
             os.environ[VARIABLE] = str(connections)

@@ -21,7 +21,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "kernelwright")
@@ -53,6 +53,58 @@ def unpacked(archives: Sequence[Path], work: Path) -> None:
                 archive.extractall(work, filter="data")
 
 
+@contextlib.contextmanager
+def packing(work: Path, target: Path, every_s: float) -> Iterator[None]:
+    """Pack again and again meanwhile, and all at the end."""
+    over = threading.Event()
+
+    def again_and_again() -> None:
+        while not over.wait(every_s):
+            packed(work, target)
+
+    packer = threading.Thread(target=again_and_again, daemon=True)
+    packer.start()
+    yield
+    over.set()
+    packer.join()
+    packed(work, target)
+
+
+def run_limited(
+    command: Sequence[str],
+    work: Path,
+    name: str,
+    limit_s: float,
+    *,
+    cores: Iterable[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run one command, and kill it and what it has started where its time is over; tell how it ended.
+
+    Args:
+        command: Its words; what it prints goes beside its run directory.
+        work: Folder of the run directories.
+        name: Of its own.
+        limit_s: Seconds that it may take.
+        cores: Processor cores that it may use. By default all.
+        environment: Its environment. By default this process's.
+    """
+    with (work / f"{name}.json").open("w") as out, (work / f"{name}.log").open("a") as log:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
+        )
+        if cores is not None:
+            os.sched_setaffinity(process.pid, cores)
+        try:
+            said = f"status {process.wait(max(0.0, limit_s))}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            said = "killed at the end of the time"
+    last = (work / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
+    print(f"{time.strftime('%X')} {name}: {said}", *last, sep="\n  ", flush=True)
+
+
 class Race:
     """Commands that share one limit of time.
 
@@ -72,9 +124,6 @@ class Race:
     def run(self) -> None:
         """Search the slices in turn."""
         options = self.options
-        over = threading.Event()
-        packer = threading.Thread(target=self._pack_again_and_again, args=(over,), daemon=True)
-        packer.start()
         for part in options.slices.split(","):
             name = f"{options.suite}-{part.replace('/', 'of')}{'-only' if options.only else ''}"
             minutes = (self.left_s - OVERTIME_S) / 60
@@ -82,12 +131,8 @@ class Race:
             self._bench(name, part, [*search, "--minutes", f"{minutes:.2f}", "--baselines", options.baselines])
             if options.kernels:
                 self._bench(f"{name}-kernels", part, ["--contract", "kernelbench", "--baselines", "eager"])
-        over.set()
-        packer.join()
-        self.pack()
 
     def _bench(self, name: str, part: str, further: Sequence[str]) -> None:
-        """Run one command, and kill it and what it has started where the time is over."""
         options = self.options
         if self.left_s < LEAST_S + OVERTIME_S:
             return
@@ -96,27 +141,7 @@ class Race:
         command += ["--only", options.only] if options.only else []
         command += ["--out", str(options.work / name), "--json"]
         print(f"{time.strftime('%X')} {name}: {self.left_s:.0f} s left", flush=True)
-        with (options.work / f"{name}.json").open("w") as out, (options.work / f"{name}.log").open("a") as log:
-            process = subprocess.Popen(command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-            try:
-                status: int | None = process.wait(max(0.0, self.left_s))
-            except subprocess.TimeoutExpired:
-                status = None
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        said = "killed at the end of the time" if status is None else f"status {status}"
-        print(f"{time.strftime('%X')} {name}: {said}", *self._last_lines(name), sep="\n  ", flush=True)
-
-    def _last_lines(self, name: str) -> list[str]:
-        return (self.options.work / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
-
-    def _pack_again_and_again(self, over: threading.Event) -> None:
-        while not over.wait(self.options.every):
-            self.pack()
-
-    def pack(self) -> None:
-        """Pack what there is."""
-        packed(self.options.work, self.options.pack)
+        run_limited(command, options.work, name, self.left_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,7 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
     unpacked(options.earlier, options.work)
-    Race(options).run()
+    with packing(options.work, options.pack, options.every):
+        Race(options).run()
 
 
 if __name__ == "__main__":

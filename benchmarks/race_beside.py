@@ -4,9 +4,9 @@
         results/kernelbench-h200/cuda-l1-kernels-tenth-4-h200 --summary results/kernelbench-h200/summary.json
 
 The first run judged the sources that `race_winners.py` writes, the second the suite's own kernels under the contract
-`kernelbench`. A task without a winner counts as eager, and so
-does one whose winner is rejected. Where a kernel breaks its contract its user takes the best baseline,
-whose speedup is that of the summary: it was timed at another time, maybe on another GPU.
+`kernelbench`. A task without a winner counts as eager, and so does one whose winner is rejected. Where a kernel breaks its
+contract its user takes the best baseline, whose speedup is that of the summary: it was timed at another time, maybe on
+another GPU.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     summary = json.loads(options.summary.read_text(encoding="utf-8"))
     known = [line for group in ("rows", "h100_rows") for line in summary.get(group, [])]
     best = {line["task"]: line["best_baseline_speedup"] for line in known if line["best_baseline_speedup"]}
-    kept, broken = {}, {}
+    kept, broken = list[float](), list[float]()
     for task, speedup in theirs.items():
-        mine = ours.get(task) or 1.0
-        if speedup is not None:
-            kept[task] = mine / speedup
-        else:
-            broken[task] = mine / best[task]
-        against = f"their kernel {speedup:.2f}" if speedup is not None else f"the best baseline {best[task]:.2f}"
-        print(f"{task}: ours {mine:.2f} of eager, {against}, ratio {kept.get(task) or broken[task]:.2f}")
-    print(f"{len(kept)} kernels that keep their contract: {geomean(kept.values())}")
-    print(f"{len(broken)} that break it, the best baseline in their place: {geomean(broken.values())}")
-    print(f"all {len(theirs)}: {geomean([*kept.values(), *broken.values()])}")
+        mine, theirs_or_best = ours.get(task) or 1.0, speedup or best[task]
+        (kept if speedup else broken).append(mine / theirs_or_best)
+        what = "their kernel" if speedup else "the best baseline"
+        print(f"{task}: ours {mine:.2f} of eager, {what} {theirs_or_best:.2f}, ratio {mine / theirs_or_best:.2f}")
+    print(f"{len(kept)} kernels that keep their contract: {geomean(kept)}")
+    print(f"{len(broken)} that break it, the best baseline in their place: {geomean(broken)}")
+    print(f"all {len(theirs)}: {geomean(kept + broken)}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ import gzip
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from race import COMMAND, LEAST_S, OVERTIME_S, packed, unpacked
+from race import COMMAND, LEAST_S, OVERTIME_S, packing, run_limited, unpacked
 
 Step = Mapping[str, Any]
 
@@ -48,7 +46,7 @@ class HostRace:
         self._ends_s = time.monotonic() + options.seconds
 
     def run(self) -> None:
-        """Do all steps, and pack meanwhile and at the end."""
+        """Do all steps."""
         cores = sorted(os.sched_getaffinity(0))
         share = max(1, len(cores) // len(self.plan))
         threads = [
@@ -57,13 +55,8 @@ class HostRace:
         ]
         for thread in threads:
             thread.start()
-        packed_s = time.monotonic()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(0.5)
-            if self.options.every and time.monotonic() - packed_s > self.options.every:
-                packed(self.options.work, self.options.pack)
-                packed_s = time.monotonic()
-        packed(self.options.work, self.options.pack)
+        for thread in threads:
+            thread.join()
 
     def _serve(self, gpu: str, steps: Sequence[Step], cores: Sequence[int]) -> None:
         for step in steps:
@@ -85,19 +78,7 @@ class HostRace:
         elif device != "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         print(f"{time.strftime('%X')} GPU {gpu}, {name}: {limit_s:.0f} s", flush=True)
-        with (work / f"{name}.json").open("w") as out, (work / f"{name}.log").open("a") as log:
-            process = subprocess.Popen(
-                command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
-            )
-            os.sched_setaffinity(process.pid, cores)
-            try:
-                said = f"status {process.wait(limit_s)}"
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                said = "killed at the end of its time"
-        lines = (work / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
-        print(f"{time.strftime('%X')} GPU {gpu}, {name}: {said}", *lines, sep="\n  ", flush=True)
+        run_limited(command, work, name, limit_s, cores=cores, environment=environment)
 
 
 def _bring(earlier: Path, work: Path, name: str) -> None:
@@ -118,12 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, required=True, help="limit of the whole, packing included")
     parser.add_argument("--work", type=Path, required=True, help="folder of the run directories")
     parser.add_argument("--pack", type=Path, required=True, help="folder of their archives")
-    parser.add_argument("--every", type=float, default=60.0, help="seconds between two packings; 0 for none but the last")
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between two packings")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--hide", action="store_true", help="hide the device files of other GPUs from each command")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
-    HostRace(json.loads(options.plan.read_text(encoding="utf-8")), options).run()
+    with packing(options.work, options.pack, options.every):
+        HostRace(json.loads(options.plan.read_text(encoding="utf-8")), options).run()
 
 
 if __name__ == "__main__":

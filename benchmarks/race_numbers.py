@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
-from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_confirm, next_to_judge
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_owed
 from kernelwright.report.bench_table import BenchEntry, task_results
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.report.standing import TaskOutcome, standings
@@ -112,13 +112,7 @@ class Run(RunDirectory):
             if one.policy != BASELINE_POLICY:
                 (confirmed if one.confirms else first)[one.task][one.candidate_sha256] = one
         count = (self.read_json("config.json") or {}).get("judge") or JUDGED
-        return {
-            task
-            for task, found in looks.items()
-            # As for the search, the first verdict on a candidate counts before its confirmation.
-            if next_to_judge(found, confirmed[task] | first[task], count) is not None
-            or next_to_confirm(first[task], confirmed[task]) is not None
-        }
+        return {task for task, found in looks.items() if next_owed(found, first[task], confirmed[task], count) is not None}
 
     def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
         """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""

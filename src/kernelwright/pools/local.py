@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import types
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -147,7 +148,7 @@ class JudgePool:
         """What is to be done; None ends a slot."""
         self._crowded: deque[tuple[_Entry, str]] = deque()
         """What has to have a device's memory to itself, and why."""
-        self._again: set[Future[_Found]] = set()
+        self._again: weakref.WeakSet[Future[_Found]] = weakref.WeakSet()
         """Of what has failed beside others once."""
         self._started: Counter[str] = Counter()
         """Slots of each device that have a process and wait for a job."""
@@ -208,8 +209,7 @@ class JudgePool:
     def _put_back(self, work: Job | RotationJob, future: Future[_Found], why: str) -> None:
         """Have a job that failed beside others wait for twice the memory that it asked for, and after that to be alone.
 
-        A neighbour may have taken more than it had asked for. Four jobs of 11 to 33 GiB beside such a one waited until all
-        others had ended, eight minutes, and then for one another (results/kernelbench-h200/today-left-3-h200).
+        A neighbour may have taken more than it had asked for: four jobs of 11 to 33 GiB waited eight minutes for all others.
         """
         if work.memory_bytes and future not in self._again:
             self._again.add(future)

@@ -220,6 +220,22 @@ def next_to_confirm(judged: Mapping[str, Evaluation], confirmed: Mapping[str, Ev
     return None
 
 
+def next_owed(
+    screened: Sequence[Screened], judged: Mapping[str, Evaluation], confirmed: Mapping[str, Evaluation], count: int
+) -> Screened | None:
+    """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds.
+
+    Args:
+        screened, count: As for `next_to_judge`.
+        judged, confirmed: As for `next_to_confirm`. The first verdict on a candidate counts before its confirmation.
+    """
+    if (chosen := next_to_judge(screened, {**confirmed, **judged}, count)) is not None:
+        return chosen
+    winner = next_to_confirm(judged, confirmed)
+    sha256 = winner.candidate_sha256 if winner is not None else None
+    return next((one for one in reversed(screened) if one.candidate_sha256 == sha256), None)
+
+
 def confirmed_best(own: Iterable[Evaluation]) -> Evaluation | None:
     """The confirmed improvement with the highest lower end, each candidate by its last confirmation."""
     confirmed = {one.candidate_sha256: one for one in own if one.confirms}

@@ -16,7 +16,7 @@ from statistics import median
 from kernelwright.judge import Settings
 from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.screened import Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.screened import Screened, confirmed_best, next_owed, ranked
 
 SETTLED_ROOM = 1.1
 """Room below which a task needs no more proposals. Our choice."""
@@ -184,11 +184,7 @@ class TaskState:
 
     def owed(self, count: int) -> Screened | None:
         """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds."""
-        if (chosen := next_to_judge(self.screened, self.confirmed | self.judged, count)) is not None:
-            return chosen
-        winner = next_to_confirm(self.judged, self.confirmed)
-        sha256 = winner.candidate_sha256 if winner is not None else None
-        return next((one for one in reversed(self.screened) if one.candidate_sha256 == sha256), None)
+        return next_owed(self.screened, self.judged, self.confirmed, count)
 
     @property
     def near_miss(self) -> Evaluation | None:
