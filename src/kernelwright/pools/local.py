@@ -45,10 +45,9 @@ _QUIET_S = 2 * _ASK_AGAIN_S
 """Time without a job after which a device has nothing else to do. Our choice."""
 
 JUDGES_PER_GPU = 6
-"""Judges on one GPU. Throughput with six is 84 % of timing alone, with four 60 %
-(results/2026-11-22-judge-throughput-3-h200). Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to
-26 contexts, for which the driver has one lock: with eight judges on an H100 starts took 36 of its 120 s, with four 13 of
-63 s (results/kernelbench-h200)."""
+"""Judges on one GPU. With six throughput is 84 % of timing alone, four 60 % (results/2026-11-22-judge-throughput-3-h200).
+Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to 26, for which the driver has one lock: with
+eight judges on an H100 starts took 36 of its 120 s, with four 13 of 63 s (results/kernelbench-h200)."""
 
 RESTING_BYTES = 6 << 30
 """GPU memory that is left to processes that wait for their next job. Our choice."""
@@ -419,6 +418,7 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     settings = Settings.model_validate_json(settings_json)
     local = see_one_gpu(device)
     zygotes = [Zygote()]
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1024")  # no block is returned that is in use in part
     import torch  # as the zygote does at the same time
 
     from kernelwright.judge.judge import Judge

@@ -65,6 +65,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         raise TaskError(f"Wanted a reference that works on its own inputs for {facts.live.task.id}; {error}.") from error
     # The second set reuses the first one's memory: same pointer, other values.
     second = examiner.ask(INPUT_SETS[1], slot=0, hold=True)
+    examiner.reference.release()  # by now it has shown whether it reuses memory, and nobody reads its outputs again
     if trial.settings.thorough:
         drawn = [tensor.to("meta") for tensor in tensors_of(first.question.inputs())]
         fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
@@ -216,7 +217,6 @@ def _ask_in_both_modes(examiner: Examiner) -> None:
 
 def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], output_follows_input: bool) -> None:
     """The first outputs, after all the calls since: no call may have written to them."""
-    examiner.reference.release()
     if output_follows_input:
         examiner.candidate.release()
         return  # later calls overwrite the inputs, which the reference itself returns views of

@@ -229,17 +229,17 @@ def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict
 class VacuityGate:
     """Finds trivial outputs that would pass every input set: such a task's check proves little."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtypes: Sequence[torch.dtype]) -> None:
+        self._dtypes = dtypes
         self._sets = 0
         self._passing: set[str] = set()
-        self._earlier: list[torch.Tensor] | None = None
+        self._earlier: list[torch.Tensor] = []
 
     def observe(self, truth: list[torch.Tensor], inputs: Sequence[torch.Tensor], allowed: Distance) -> None:
         """Try every trivial output on one more input set."""
         tried = [trivial_outputs(tensor, inputs) for tensor in truth]
-        if self._earlier is not None:
-            for made, other in zip(tried, self._earlier, strict=True):
-                made["other-output"] = other
+        for made, other in zip(tried, self._earlier, strict=False):  # which may be none
+            made["other-output"] = other
         passing: set[str] = set()
         for name in set.intersection(*(set(made) for made in tried)) if tried else ():
             if self._has_passed_all(name) and apart([made[name] for made in tried], truth).within(allowed):
@@ -251,9 +251,11 @@ class VacuityGate:
                 name = f"{trivial} for output {index}"
                 if self._has_passed_all(name) and distance(output, truth[index]).within(allowed.of(index)):
                     passing.add(name)
-        # No longer than it can pass: it may be most of what a GPU holds.
-        kept = not self._sets or any(name.startswith("other-output") for name in passing)
-        self._passing, self._earlier = passing, truth if kept else None
+        self._passing, self._earlier = passing, []
+        # As a candidate returns it, and no longer than it can pass: it may be most of what a GPU holds.
+        if not self._sets or any(name.startswith("other-output") for name in passing):
+            pairs = zip(truth, self._dtypes, strict=True)
+            self._earlier = [one if one.is_complex() else one.to(kind) for one, kind in pairs]
         self._sets += 1
 
     def _has_passed_all(self, name: str) -> bool:

@@ -47,7 +47,7 @@ class Examiner:
         self.bounds = Bounds(trial, reference.operators)
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
-        self.vacuity = VacuityGate()
+        self.vacuity = VacuityGate(trial.facts.output_dtypes)
         self.earlier: Question | None = None
         """The question before, to recognise an answer to that one."""
 

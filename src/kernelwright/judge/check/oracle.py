@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
-from kernelwright.tasks import LiveTask, device_is_full, is_inexact, seed_generators
+from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, is_inexact, seed_generators
 from kernelwright.tasks.input_sets import parts
 from kernelwright.tasks.loading import described
 
@@ -33,8 +33,6 @@ _SEEN = 0.5
 """Size in which such a parameter is loaded once. Our choice."""
 _WORTH_PRODUCTS = 1 << 28
 """Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
-_SPARE_BYTES = 8 << 30
-"""GPU memory that PyTorch may keep free; the workers need the rest. Returning it makes all streams wait. Our choice."""
 
 
 class OutOfDomainError(InternalError):
@@ -165,7 +163,7 @@ class Oracle:
     def _run(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         if not (outputs := self._forward(model, inputs)):
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
-        _give_back_spare_memory(self.device)
+        give_back_spare_memory(self.device)
         if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
             raise OutOfDomainError("the reference gives NaN")
         return outputs
@@ -466,11 +464,6 @@ def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
         noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)
         target.copy_(torch.where(torch.isfinite(part), noisy, part))
     return moved
-
-
-def _give_back_spare_memory(device: torch.device) -> None:
-    if device.type == "cuda" and torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _SPARE_BYTES:
-        torch.cuda.empty_cache()
 
 
 @contextlib.contextmanager

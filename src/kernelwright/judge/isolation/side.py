@@ -18,6 +18,7 @@ from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import ALIGNMENT_BYTES, TensorSpec, plan
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Reason
+from kernelwright.tasks import give_back_spare_memory
 
 SLOTS = 2
 """Places for a set of inputs at least. Same place and other values, other place and same values: both are tried."""
@@ -363,6 +364,8 @@ class Side:
     def _exchange(self, op: str, timeout_s: float, **fields: Any) -> tuple[dict[str, Any], CallClocks]:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # the worker must see all that was written before it was asked
+            if self._shapes.is_large:
+                give_back_spare_memory(self._device)  # the worker may need it
         try:
             return self.worker.exchange(op, timeout_s, **fields)
         except WorkerError as failure:
