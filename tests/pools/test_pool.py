@@ -19,7 +19,9 @@ import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.judge import Settings
+from kernelwright.pools import judge_process
 from kernelwright.pools import local as pool
+from kernelwright.pools.judge_process import JudgeProcess
 from kernelwright.pools.local import Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
@@ -64,7 +66,7 @@ class FakeMember:
 @pytest.fixture
 def member(monkeypatch):
     made = type("Member", (FakeMember,), {"started": [], "ended": [], "asked": [], "made": [], "crowded": ()})
-    monkeypatch.setattr(pool, "_JudgeProcess", made)
+    monkeypatch.setattr(pool, "JudgeProcess", made)
     return made
 
 
@@ -243,6 +245,7 @@ class AtWork:
             self.changed.notify_all()
             assert self.changed.wait_for(lambda: one.task.id in self.may_end, 60)
             self.names.discard(one.task.id)
+            self.changed.notify_all()
         return [evaluation(one.task)]
 
     def become(self, *names):
@@ -271,6 +274,37 @@ def test_a_job_waits_until_the_memory_that_it_may_take_is_left_and_others_pass_i
         at_work.end("0", "1", "2", "3")
         assert [found.task for future in futures for found in future.result(60)] == ["0", "1", "2", "3"]
     assert {alone for _, alone in member.asked} == {False}
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["in its own pool", "in another one"])
+def test_few_jobs_pass_one_that_waits_for_memory(member, limited, monkeypatch, beside):
+    monkeypatch.setattr(pool, "PASSES_MAX", 2)
+    member.act = at_work = AtWork()
+    with JudgePool(["cpu"], SETTINGS, 4) as judges, JudgePool(["cpu"], SETTINGS, 4, beside=judges) as others:
+        small = others if beside else judges
+        futures = [judges._submit(sized(0, 6))]
+        assert at_work.become("0")
+        futures += [judges._submit(sized(1, 5)), *(small._submit(sized(number, 1)) for number in (2, 3, 4))]
+        assert at_work.become("0", "2", "3"), "two pass it"
+        at_work.end("2", "3")
+        assert at_work.become("0"), "and no third one, though it would fit"
+        at_work.end("0")
+        assert at_work.become("1", "4")
+        at_work.end("1", "4")
+        assert [found.task for future in futures for found in future.result(60)] == ["0", "1", "2", "3", "4"]
+
+
+def test_one_device_makes_room_for_what_too_many_have_passed(member, limited, monkeypatch):
+    monkeypatch.setattr(pool, "PASSES_MAX", 1)
+    member.act = at_work = AtWork()
+    with JudgePool(["cuda:0", "cuda:1"], SETTINGS, 4) as judges:
+        futures = [judges._submit(sized(number, size)) for number, size in enumerate((6, 7))]
+        assert at_work.become("0", "1")
+        futures += [judges._submit(sized(number, size)) for number, size in ((2, 8), (3, 1), (4, 1), (5, 1))]
+        assert at_work.become("0", "1", "3", "4", "5"), "one passes it, and the fuller device takes the others"
+        assert sorted(judges._taken_bytes.values()) in ([7, 9], [6, 10]), "by where the one has gone that passed"
+        at_work.end(*map(str, range(6)))
+        assert sorted(found.task for future in futures for found in future.result(60)) == [*map(str, range(6))]
 
 
 def test_a_job_that_takes_more_than_a_device_has_is_alone_without_being_tried_beside_others(member, limited, monkeypatch):
@@ -441,12 +475,12 @@ def test_an_evaluation_or_an_error_comes_back(monkeypatch):
 
     monkeypatch.setattr("kernelwright.pools.rotation.rotate", rotate)
     judge = FakeJudge()
-    (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
+    (value,) = judge_process._do(judge, "cuda:3", *sent(job(4)))
     assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(update={"device": "cuda:3"})
-    error = pool._do(judge, "cuda:3", *sent(job("broken")))
+    error = judge_process._do(judge, "cuda:3", *sent(job("broken")))
     assert (type(error), str(error)) == (TaskError, "Wanted another task.")
-    pool._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
-    assert len(pool._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS), True))) == 2
+    judge_process._do(judge, "cuda:3", *sent(Job(RELU, candidate(), SETTINGS)))
+    assert len(judge_process._do(judge, "cuda:3", *sent(RotationJob(RELU, (candidate(), candidate()), SETTINGS), True))) == 2
     assert judge.seen == [(None, False), (None, False), (SETTINGS, False), (SETTINGS, True)]
 
 
@@ -455,7 +489,7 @@ def test_a_record_says_how_much_of_a_gpu_the_judge_itself_took(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset.append)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
     judge = FakeJudge("cuda:0")
-    (value,) = pool._do(judge, "cuda:3", *sent(job(4)))
+    (value,) = judge_process._do(judge, "cuda:3", *sent(job(4)))
     assert Evaluation.model_validate_json(value).checks == {"judge_bytes": 5 << 30}
     assert reset == [judge.device]
 
@@ -463,13 +497,13 @@ def test_a_record_says_how_much_of_a_gpu_the_judge_itself_took(monkeypatch):
 def test_a_rival_reaches_the_judge():
     judge, member, rival = (
         FakeJudge(),
-        object.__new__(pool._JudgeProcess),
+        object.__new__(JudgeProcess),
         Candidate(source="rival", techniques=("compile",)),
     )
     answers = []
 
     def send(message):
-        answers.append(pool._do(judge, "cpu", *message))
+        answers.append(judge_process._do(judge, "cpu", *message))
 
     member._connection, member._sending = SimpleNamespace(send=send, recv=lambda: answers.pop()), threading.Lock()
     (found,) = member.do(Job(RELU, candidate(), SETTINGS, rival), False)
@@ -494,13 +528,13 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
         return judges[0]
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(pool, "Zygote", FakeJudge)
-    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     given_back = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(answers)))
     handler = signal.getsignal(signal.SIGINT)
     try:
-        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+        judge_process._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
     finally:
         signal.signal(signal.SIGINT, handler)
     assert [len(answer) for answer in answers] == [1] * count
@@ -514,7 +548,7 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
 )
 def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wanted):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    monkeypatch.setattr(pool.os, "environ", environment)
+    monkeypatch.setattr(judge_process.os, "environ", environment)
     waiting, devices = [sent(job())], []
 
     def receive():
@@ -527,11 +561,11 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
         return FakeJudge()
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(pool, "Zygote", FakeJudge)
-    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
-        pool._run(SimpleNamespace(recv=receive, send=lambda answer: None), device, SETTINGS.model_dump_json())
+        judge_process._run(SimpleNamespace(recv=receive, send=lambda answer: None), device, SETTINGS.model_dump_json())
     finally:
         signal.signal(signal.SIGINT, handler)
     assert environment.get("CUDA_VISIBLE_DEVICES") == wanted
@@ -550,11 +584,11 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
         raise DeviceError("Wanted a GPU.")
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(pool, "Zygote", FakeJudge)
-    monkeypatch.setattr(pool.sandbox, "die_with_parent", lambda: None)
+    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
-        pool._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
+        judge_process._run(SimpleNamespace(recv=receive, send=answers.append), "cpu", SETTINGS.model_dump_json())
     finally:
         signal.signal(signal.SIGINT, handler)
     assert [(type(answer), str(answer)) for answer in answers] == [(DeviceError, "Wanted a GPU.")]
@@ -566,7 +600,7 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
 
 @pytest.mark.exhaustive
 def test_a_real_member_judges_dies_and_is_ended():
-    member = pool._JudgeProcess("cpu", SETTINGS)
+    member = JudgeProcess("cpu", SETTINGS)
     try:
         (found,) = member.do(Job(RELU, candidate()), False)
         assert found.accepted, found.detail
@@ -581,7 +615,7 @@ def test_a_real_member_judges_dies_and_is_ended():
 
 
 def test_a_member_that_does_not_go_is_killed(monkeypatch):
-    made = object.__new__(pool._JudgeProcess)
+    made = object.__new__(JudgeProcess)
     calls = []
     made._connection = SimpleNamespace(close=lambda: calls.append("close"))
     made._process = SimpleNamespace(
@@ -605,9 +639,9 @@ def ignores_interrupts(status: Path) -> bool:
 def test_a_pool_process_does_not_outlive_a_killed_run():
     code = (
         "import os, signal\n"
-        "from kernelwright.judge import Settings\nfrom kernelwright.pools import local as pool\n"
+        "from kernelwright.judge import Settings\nfrom kernelwright.pools.judge_process import JudgeProcess\n"
         "if __name__ == '__main__':\n"
-        "    member = pool._JudgeProcess('cpu', Settings.quick())\n"
+        "    member = JudgeProcess('cpu', Settings.quick())\n"
         "    print(member._process.pid, flush=True)\n"
         "    signal.pause()\n"
     )
@@ -647,6 +681,6 @@ def test_a_process_is_started_without_the_users_script(monkeypatch):
     script.__file__ = "script.py"
     monkeypatch.setitem(sys.modules, "__main__", script)
     assert names & spawn.get_preparation_data("x").keys()  # by these multiprocessing runs it again
-    with pool._without_main_program():
+    with judge_process._without_main_program():
         assert not names & spawn.get_preparation_data("x").keys()
     assert sys.modules["__main__"] is script

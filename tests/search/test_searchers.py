@@ -62,12 +62,13 @@ def test_judges_give_back_what_they_hold_before_a_task_is_alone_and_not_before(m
 
 def test_a_task_that_has_to_be_alone_waits_until_the_judges_are_idle(monkeypatch):
     """Those that fit beside others do not."""
-    taken, asked = [], []
+    taken, asked, wants = [], [], []
     monkeypatch.setattr(Searchers, "_start", lambda self, member: _Connection(taken))
     monkeypatch.setattr(searching, "_ASK_AGAIN_S", 0.01)
 
     def is_idle(device):
         asked.append((device, len(taken)))
+        wants.append(searchers.want_a_device)
         return len(asked) > 3
 
     judges = SimpleNamespace(rest=lambda device: None, is_idle=is_idle)
@@ -75,6 +76,8 @@ def test_a_task_that_has_to_be_alone_waits_until_the_judges_are_idle(monkeypatch
         assert len(list(searchers.screen([ScreenJob(task, 1) for task in _named("large", "medium")]))) == 2
     assert [others for _, _, others in taken] == [Others.MANY, Others.MANY, Others.FEW, Others.FEW, Others.NONE]
     assert asked == [("cuda:0", 4)] * 4, "only what has to be alone asks, and waits for the answer"
+    assert wants == [True] * 4
+    assert not searchers.want_a_device
 
 
 @pytest.mark.parametrize(("cores", "shares"), [(8, ({0, 1, 2, 3}, {4, 5, 6, 7})), (7, None)])

@@ -36,6 +36,7 @@ class Screens:
     """Searchers that estimate four candidates of each task, the last of which has an autotuner."""
 
     at_once = 1
+    want_a_device = False
 
     def __init__(self, devices, settings, policy, cores, judges):
         assert (devices, policy) == (["cpu"], "builtin")
@@ -265,6 +266,53 @@ def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path,
         ("one", "1.2"),
         ("two", "1.2"),
     ]
+
+
+class Wanting:
+    """Searchers with a task that wants a device for itself; it has had one when they are asked for the fourth time."""
+
+    def __init__(self, search, done):
+        self.search, self.done, self.told = search, done, []
+        search._screening_over.clear()
+
+    @property
+    def want_a_device(self):
+        self.told.append(len(self.done))
+        if len(self.told) > 3:
+            self.search._screening_over.set()
+        return len(self.told) <= 3
+
+
+def test_further_candidates_of_a_task_with_a_winner_make_room_for_what_must_be_screened_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
+    monkeypatch.setattr(searching, "_POLL_S", 0.0)
+    search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
+    search.screen(Screens(["cpu"], None, "builtin", None, Judges(["cpu"], None, 1, None)))
+    MEASURED.clear()
+    search._searchers = wanting = Wanting(search, MEASURED)
+    search.judge(Judges([], None, 1, None))
+    assert wanting.told == [4] * 4, "the first winner of each task does not wait"
+    assert [(task, name) for task, name, _ in MEASURED[4:]] == [("one", "1.2"), ("two", "1.2")]
+
+
+def test_baselines_of_tasks_without_a_winner_make_room_for_what_must_be_screened_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "_POLL_S", 0.0)
+    run, order = RunDirectory(tmp_path), []
+    common = {"task": "two", "task_sha256": TASKS[1].sha256, "policy": "builtin"}
+    run.append(accepted(1.3, "# two", confirms=True, **common))
+    search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 1, None, None)
+    search._judging_begins.set()
+    search._searchers = wanting = Wanting(search, order)
+
+    class Rotates(Judges):
+        def rotate(self, rotations, stop=None):
+            for one in filter(None, rotations):
+                order.append(one.task.id)
+                yield one, [baseline(one.task, "compile", 1.5)]
+
+    search.measure(SUITE, ["compile"], Rotates([], None, 1, None))
+    assert order == ["two", "one"]
+    assert wanting.told == [1] * 4
 
 
 @pytest.mark.parametrize(("verdict", "wins"), [(1.9, True), (1.05, False)])

@@ -2,42 +2,29 @@
 
 Building, checking and compiling of some candidates overlap with the timing of another; a lock file per device lets only
 one of them use the device at a time (`Judge`). A pool process that dies is replaced and its job tried once more. A job whose
-need of memory is known begins when so much is left, and smaller ones pass it. One for which a GPU's memory does not suffice
-beside others waits until nothing else is left to do there: one that waits for it at once keeps all others out, which took
-half the time of a search (results/kernelbench-h200).
+need of memory is known begins when so much is left, and few smaller ones pass it. One for which a GPU's memory does not
+suffice beside others waits until nothing else is left to do there: one that waits for it at once keeps all others out, which
+took half the time of a search (results/kernelbench-h200).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import multiprocessing
 import os
-import signal
 import sys
 import threading
-import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from kernelwright.cores import cores_beside
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError
-from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.generated import without_advice_on_generated
-from kernelwright.pools.visible import see_one_gpu
+from kernelwright.pools.judge_process import JudgeProcess
 from kernelwright.records import Candidate, Evaluation, Task
-
-if TYPE_CHECKING:
-    from kernelwright.judge.judge import Judge
 
 _TRIES = 2
 _ASK_AGAIN_S = 1.0
@@ -48,6 +35,11 @@ JUDGES_PER_GPU = 6
 """Judges on one GPU. With six throughput is 84 % of timing alone, four 60 % (results/2026-11-22-judge-throughput-3-h200).
 Each takes about 3 GiB of the GPU for contexts alone. An evaluation makes up to 26, for which the driver has one lock: with
 eight judges on an H100 starts took 36 of its 120 s, with four 13 of 63 s (results/kernelbench-h200)."""
+
+PASSES_MAX = 6
+"""Jobs that may pass one that waits for memory. After that the device fills no further until it fits: of two H200s' searches
+one judged 19 small candidates, five of them of one task, while three of the most promising tasks waited for 77 to 117 GiB
+until the time ended (results/kernelbench-h200/today-left-1-h200). Our choice."""
 
 RESTING_BYTES = 6 << 30
 """GPU memory that is left to processes that wait for their next job. Our choice."""
@@ -69,6 +61,16 @@ class Job:
     memory_bytes: int = 0
     """GPU memory that it may take at most, as far as that is known. It waits, outside the slots, until so much is left."""
 
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The candidate, and its rival if there is one."""
+        return (self.candidate,) if self.rival is None else (self.candidate, self.rival)
+
+    @property
+    def is_rotation(self) -> bool:
+        """It is none."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class RotationJob:
@@ -78,6 +80,16 @@ class RotationJob:
     baselines: tuple[Candidate, ...]
     settings: Settings | None = None
     memory_bytes: int = 0
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The baselines."""
+        return self.baselines
+
+    @property
+    def is_rotation(self) -> bool:
+        """It is one."""
+        return True
 
 
 Outcome = Evaluation | KernelwrightError
@@ -155,12 +167,14 @@ class JudgePool:
         """Slots of each device that do one."""
         self._taken_bytes: Counter[str] = Counter()
         """Memory of each device that those may take."""
+        self._passed: Counter[Future[_Found]] = Counter()
+        """How many have begun before one that waits for memory and came earlier."""
         self._pools: list[JudgePool] = beside._pools if beside else []
         """All pools that share the devices."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
-        """Guards the six fields above, of all these pools."""
-        self._members: set[_JudgeProcess] = set()
+        """Guards the seven fields above, of all these pools."""
+        self._members: set[JudgeProcess] = set()
         self._closing = self._killing = False
         self._threads = [
             threading.Thread(target=self._serve, args=(device, number < ready), daemon=True)
@@ -180,7 +194,7 @@ class JudgePool:
             yield job, found if isinstance(found, KernelwrightError) else found[0]
 
     def rotate(
-        self, rotations: Iterable[RotationJob], stop: Callable[[], bool] | None = None
+        self, rotations: Iterable[RotationJob | None], stop: Callable[[], bool] | None = None
     ) -> Iterator[tuple[RotationJob, list[Evaluation] | KernelwrightError]]:
         """Measure rotations; yields one evaluation for each baseline of each."""
         return spread(rotations, self.slots, self._submit, stop, lambda: self.waiting)
@@ -223,7 +237,7 @@ class JudgePool:
         """
 
         def fitting() -> list[_Entry | None]:
-            found = [entry for entry in self._jobs if self._fits(entry, device)]
+            found = self._fitting(device)
             others = 0 if started or not found else sum(n for name, n in self._started.items() if self._fits(found[0], name))
             return found[others:]
 
@@ -240,14 +254,40 @@ class JudgePool:
             if alone:
                 entry, why = self._crowded.popleft()
             else:
-                entry = next(one for one in self._jobs if self._fits(one, device))
-                self._jobs.remove(entry)
+                entry = self._fitting(device)[0]
+                self._begin(entry, device)
             self._started[device] -= started
             if entry is not None:
                 self._at_work[device] += 1
                 self._taken_bytes[device] += self._share(entry[0], device, alone)
             self._changed.notify_all()
             return (entry, why) if entry is not None else None
+
+    def _fitting(self, device: str) -> list[_Entry | None]:
+        """What may begin on a device, in turn: what fits, and passes nothing there that too many have passed."""
+        found: list[_Entry | None] = []
+        emptiest = min(self._slots, key=lambda name: sum(pool._taken_bytes[name] for pool in self._pools))
+        # One device makes room. Of another pool's jobs each that too many have passed was there before.
+        is_held = device == emptiest and any(map(self._is_passed_over, self._jobs_beside()))
+        for entry in self._jobs:
+            is_first = entry is None or self._is_passed_over(entry)
+            if self._fits(entry, device) and (is_first or not is_held):
+                found.append(entry)
+            is_held |= device == emptiest and self._is_passed_over(entry)
+        return found
+
+    def _jobs_beside(self) -> list[_Entry | None]:
+        return [one for pool in self._pools if pool is not self for one in pool._jobs]
+
+    def _is_passed_over(self, entry: _Entry | None) -> bool:
+        return entry is not None and sum(pool._passed[entry[1]] for pool in self._pools) >= PASSES_MAX
+
+    def _begin(self, entry: _Entry | None, device: str) -> None:
+        """Take a job out of the line, and count it for those that wait for the device's memory and that it passes."""
+        place = self._jobs.index(entry)
+        earlier = [*self._jobs][:place] + self._jobs_beside()
+        self._passed.update(one[1] for one in earlier if one is not None and not self._fits(one, device))
+        del self._jobs[place]
 
     def is_idle(self, device: str) -> bool:
         """Whether neither this pool nor those beside it have anything to do on a device, but for what has to be alone."""
@@ -295,9 +335,9 @@ class JudgePool:
         """One slot: hand jobs to its process, replace it when it dies."""
         if device in self._cores:
             os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
-        member: _JudgeProcess | None = None
+        member: JudgeProcess | None = None
         if ready:
-            member = _JudgeProcess(device, self._settings, ready=True)
+            member = JudgeProcess(device, self._settings, ready=True)
             self._members.add(member)
             with self._changed:
                 self._started[device] += 1
@@ -309,7 +349,7 @@ class JudgePool:
                 if self._killing:
                     break
                 if member is None:
-                    member = _JudgeProcess(device, self._settings)
+                    member = JudgeProcess(device, self._settings)
                     self._members.add(member)
                 if alone:
                     self.rest(device)
@@ -348,116 +388,6 @@ class JudgePool:
                 one.rest()
 
 
-class _JudgeProcess:
-    """A process with a judge."""
-
-    def __init__(self, device: str, settings: Settings, ready: bool = False) -> None:
-        self.device = device
-        self._sending = threading.Lock()
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        # Not a daemon: its judge starts a process of its own.
-        self._process = context.Process(target=_run, args=(theirs, device, settings.model_dump_json(), ready))
-        with _without_main_program():
-            self._process.start()
-        theirs.close()
-
-    def do(self, work: Job | RotationJob, alone: bool) -> _Found:
-        """Have the process do a job, alone on its device or beside others; raises EOFError or OSError when it is gone."""
-        candidates = work.baselines if isinstance(work, RotationJob) else (work.candidate, work.rival)
-        message = (
-            isinstance(work, RotationJob),
-            work.task.model_dump_json(),
-            [candidate.model_dump_json() for candidate in candidates if candidate is not None],
-            work.settings and work.settings.model_dump_json(),
-            alone,
-        )
-        with self._sending:
-            self._connection.send(message)
-        found = self._connection.recv()
-        return [Evaluation.model_validate_json(one) for one in found] if isinstance(found, list) else found
-
-    def rest(self) -> None:
-        """Have it end the processes that wait for its next task; for any thread."""
-        with self._sending, contextlib.suppress(OSError):  # one that is gone holds nothing
-            self._connection.send(None)
-
-    def kill(self) -> None:
-        """End the process at once; its children die with it."""
-        self._process.kill()
-
-    def end(self) -> int | None:
-        """Hang up, and kill the process if that is not enough; returns its exit status."""
-        self._connection.close()
-        self._process.join(timeout=20)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        return self._process.exitcode
-
-
-_starting = threading.Lock()
-
-
-@contextlib.contextmanager
-def _without_main_program() -> Iterator[None]:
-    """A process that is started in here does not run the user's script again, as multiprocessing would have it do."""
-    with _starting:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-def _run(connection: Connection, device: str, settings_json: str, ready: bool = False) -> None:
-    """Judge jobs in a process of its own until the other side hangs up; with `ready` the judge is made at once."""
-    sandbox.die_with_parent()  # a run that was killed must not go on holding the device
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
-    settings = Settings.model_validate_json(settings_json)
-    local = see_one_gpu(device)
-    zygotes = [Zygote()]
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1024")  # no block is returned that is in use in part
-    import torch  # as the zygote does at the same time
-
-    from kernelwright.judge.judge import Judge
-
-    def made() -> Judge:
-        return Judge(local, settings, zygote=zygotes.pop() if zygotes else None)
-
-    judge: Judge | None = None
-    try:
-        if ready:
-            with contextlib.suppress(KernelwrightError):  # the first job tries again, and tells
-                judge = made()
-        while True:
-            try:
-                message = connection.recv()
-            except EOFError:
-                return
-            if message is None:
-                if judge is not None:
-                    judge.rest()
-                continue
-            try:
-                judge = judge or made()
-            except KernelwrightError as error:
-                connection.send(type(error)(*error.args))
-                return  # the next one tries in a new process: CUDA does not recover in one where it could not begin
-            # Other judges time on the same core, and this one's own work must not be in their way.
-            os.sched_setaffinity(0, cores_beside(judge.core))
-            connection.send(_do(judge, device, *message))
-            # Other judges may need what the tensors of an evaluation held, which are gone by now; cycles, if any, are not.
-            gc.collect()
-            torch.cuda.empty_cache()
-    finally:
-        if judge is not None:
-            judge.close()
-        for unused in zygotes:
-            unused.close()
-
-
 @functools.cache
 def memory_of(device: str) -> int:
     """Memory of a device that evaluations may take, bytes; that of a processor is not counted."""
@@ -466,35 +396,3 @@ def memory_of(device: str) -> int:
     import torch
 
     return torch.cuda.get_device_properties(device).total_memory - RESTING_BYTES
-
-
-def _do(
-    judge: Judge,
-    device: str,
-    together: bool,
-    task_json: str,
-    candidates_json: list[str],
-    changed: str | None,
-    alone: bool,
-) -> list[str] | KernelwrightError:
-    import torch  # as in `_run`
-
-    on_gpu = judge.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(judge.device)
-    try:
-        task = Task.model_validate_json(task_json)
-        candidates = [Candidate.model_validate_json(one) for one in candidates_json]
-        settings = Settings.model_validate_json(changed) if changed else None
-        if together:
-            from kernelwright.pools.rotation import rotate  # imports torch, as the judge has done by now
-
-            found = rotate(judge, task, candidates, settings=settings, alone=alone)
-        else:
-            candidate, *rivals = candidates
-            found = [judge.evaluate(task, candidate, settings=settings, alone=alone, rival=next(iter(rivals), None))]
-    except KernelwrightError as error:
-        return type(error)(*error.args)  # without its traceback, which need not survive the journey
-    taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}
-    plain = [without_advice_on_generated(one, task) for one in found]
-    return [one.model_copy(update={"device": device, "checks": one.checks | taken}).model_dump_json() for one in plain]

@@ -6,19 +6,15 @@ follows from the records, so that a run that was killed goes on with nothing scr
 
 from __future__ import annotations
 
-import re
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from kernelwright.cores import cores_of_each
-from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
@@ -32,17 +28,15 @@ from kernelwright.records.screened import (
     is_named,
 )
 from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import beside_of
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.search.beside import floor_of, rival_of, settling_of
+from kernelwright.search.drop_ins import hand_out, with_winners
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
-DROP_INS = "optimized"
-"""Folder of a run directory with the drop-ins that are handed out."""
 SCREENED_BESIDE = 0.5
 """Tasks that may still be screened when the judge begins, on a GPU, as a share of those that can be screened at once: the
 last ones are large networks, whose compilers leave the GPU and most cores idle. Our choice."""
@@ -112,6 +106,7 @@ class SuiteSearch:
         self._baselines_over.set()
         self._at_once = 1
         """Tasks that are screened at once."""
+        self._searchers: Searchers | None = None
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -252,6 +247,14 @@ class SuiteSearch:
                 self._run.write_json("exhausted.json", done)
             self._note_screened()
 
+    @property
+    def _makes_room(self) -> bool:
+        """Whether what is not urgent waits, so that a large task gets a device to be screened on: of ten such tasks none was
+        screened in 26 minutes of two H200s whose judges took further candidates of tasks with a winner
+        (results/kernelbench-h200/today-left-2-h200)."""
+        is_over = self._screening_over.is_set() or self._is_late(SCREENING_SHARE)
+        return not is_over and self._searchers is not None and self._searchers.want_a_device
+
     # --- judging --------------------------------------------------------------------------------------------------
 
     def judge(self, pool: JudgePool) -> None:
@@ -285,6 +288,8 @@ class SuiteSearch:
                     jobs = map(self._job_for, able)
                     job = next((one for one in jobs if one and key_of(one) not in at_work), None)
                     screened = sum(state.at_work for state in states)
+                    if job is not None and self._states[job.task.sha256].has_winner and self._makes_room:
+                        job = None  # tasks without one come first
                 busy = len(at_work) - pool.waiting
                 if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
                     yield None
@@ -362,15 +367,25 @@ class SuiteSearch:
             state = self._states[rotation.task.sha256]
             return not state.has_winner, -promise(state.screened)
 
-        def in_turn() -> Iterator[RotationJob]:
+        at_work: set[str] = set()
+
+        def in_turn() -> Iterator[RotationJob | None]:
             left = [*owed]
-            while left:
+            while left and not self._ended.is_set():
                 with self._keeping:
                     first = min(left, key=turn)
-                left.remove(first)
-                yield replace(first, memory_bytes=self._states[first.task.sha256].judging_bytes)
+                    state = self._states[first.task.sha256]
+                if state.has_winner or not self._makes_room:
+                    left.remove(first)
+                    at_work.add(state.task.sha256)
+                    yield replace(first, memory_bytes=state.judging_bytes)
+                elif at_work:
+                    yield None
+                else:
+                    self._ended.wait(_POLL_S)
 
         for rotation, found in pool.rotate(in_turn(), self._is_late):
+            at_work.discard(rotation.task.sha256)
             with self._keeping:  # all of a task's at once: the best of some is no rival
                 self._baselines.setdefault(rotation.task.sha256, [])
                 for index, baseline in enumerate(rotation.baselines):
@@ -385,7 +400,7 @@ class SuiteSearch:
         cores = cores_of_each(self._devices)
         pools = [JudgePool(self._devices, self._settings, count, cores)]
         searchers = Searchers(self._devices, self._settings, policy=self._policy.name, cores=cores, judges=pools[0])
-        self._at_once = searchers.at_once
+        self._searchers, self._at_once = searchers, searchers.at_once
         # On a processor baselines wait for the candidates: judges beside one another only wait.
         if on_gpu:
             pools.append(JudgePool(self._devices, self._settings, max(1, count // 3), cores, beside=pools[0]))
@@ -425,28 +440,10 @@ class SuiteSearch:
             for one in running:
                 one.result()
 
-    def hand_out(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write a drop-in for each task whose winner is certainly ahead of the best baseline that was measured."""
-        shutil.rmtree(self._run.path / DROP_INS, ignore_errors=True)  # what another look has found to be no faster
-        states = {state.task.id: state for state in self._states.values()}
-        for line in lines:
-            state = states[line["task"]]
-            best = confirmed_best(state.confirmed.values())
-            beside = beside_of(line)
-            if best is not None and beside is not None and beside.is_ahead:
-                (self._run.path / DROP_INS).mkdir(exist_ok=True)
-                name = re.sub(r"\W+", "_", state.task.id)
-                text = drop_in(state.task, best, self._run, module=name, beside=str(beside))
-                self._run.write_text(f"{DROP_INS}/{name}.py", text)
-
-    def winners(self, suite: Suite) -> Suite:
-        """The suite with the confirmed winner of each task as its candidate."""
-        entries = []
-        for entry in suite.entries:
-            best = confirmed_best(self._states[entry.task.sha256].confirmed.values())
-            won = Candidate(source=best.source, policy=best.policy, techniques=best.techniques) if best else None
-            entries.append(replace(entry, candidate=won))
-        return replace(suite, entries=tuple(entries))
+    def winners(self) -> dict[str, Evaluation]:
+        """The confirmed winner of each task that has one, by the task's id."""
+        found = {state.task.id: confirmed_best(state.confirmed.values()) for state in self._states.values()}
+        return {name: best for name, best in found.items() if best is not None}
 
 
 def search_suite(
@@ -490,8 +487,9 @@ def search_suite(
         run.require_same_texts([entry.task for entry in suite.entries])
     search = SuiteSearch(run, suite, policy, devices, settings, budget, judged, minutes, on_event)
     search.work(suite, baselines)
-    result = summarise(run, search.winners(suite), search.errors)
-    search.hand_out(result.tasks)
+    winners = search.winners()
+    result = summarise(run, with_winners(suite, winners), search.errors)
+    hand_out(run, suite, winners, result.tasks)
     return result
 
 
