@@ -78,7 +78,9 @@ def test_the_drawing_gives_the_exit_statuses():
     lines = filter(None, map(DRAWN_LINE.fullmatch, (errors.__doc__ or "").splitlines()))
     statuses = {match["name"]: int(match["status"]) for match in lines if match["status"]}
     assert statuses == {name: getattr(errors, name).exit_status for name in statuses}
-    public = {kind for name in found() if (kind := getattr(errors, name, None)) and not issubclass(kind, errors.InternalError)}
+    public = {
+        kind for name in found() if (kind := getattr(errors, name, None)) and not issubclass(kind, errors.InternalError)
+    }
     assert {*statuses} == {kind.__name__ for kind in public} - {"KernelwrightError"} | {"InternalError"}
 
 

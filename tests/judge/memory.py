@@ -28,7 +28,7 @@ class PeakBytes(TorchDispatchMode):
             if not any(storage._cdata == given._cdata for given in _storages((args, kwargs))):  # a view, of an arena perhaps
                 self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self._made_bytes += storage.nbytes()
-        # Those that have ended are only looked for where it would matter: there are dozens, and operators by the ten thousand.
+        # Those that have ended are only looked for where it matters: operators come by the ten thousand.
         if self._made_bytes > self.peak:
             self._made = {key: value for key, value in self._made.items() if not value[0].expired()}
             self._made_bytes = sum(size for _, size in self._made.values())

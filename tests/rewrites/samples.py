@@ -203,7 +203,8 @@ for line in sys.stdin:
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""Forks a process for each script, and says how it ended: what all of them import takes longer than most of them."""
+"""Forks a process for each script, and says how it ended: what all of them import takes longer than most of them. Triton
+interprets where it is told to at import."""
 
 
 @functools.cache
@@ -225,7 +226,7 @@ def _interpreters(owner: int) -> subprocess.Popen[str]:
 
 
 def _interpret(script: str, arguments: Iterable[str], folder: Path) -> str:
-    """What a script prints that a process of its own runs, in which Triton interprets: it does where it is told to at import."""
+    """What a script prints that a process of its own runs, in which Triton interprets."""
     names = {name: str(folder / f"{name}.txt") for name in ("script", "said", "wrong")}
     Path(names["script"]).write_text(textwrap.dedent(script))
     server = _interpreters(os.getpid())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,9 @@ CASES: dict[str, tuple[object, ...]] = {
     "float16, causal": ((2, 2, 40, 40, 96, 32), HALF, {"dtype": "float16", "causal": True}),
     "float16, a causal mask": ((2, 2, 40, 40, 32, 32), HALF, {"dtype": "float16", "mask": "causal"}),
 }
-"""Batch, heads (0 for three dimensions), queries, keys and widths: most have a whole tile of queries, a whole one of keys, and
-a part of one more, for the interpreter takes a hundredth of a second for each pair of tiles. The interpreter multiplies bfloat16's bits as integers,
-so that none of these cases has it."""
+"""Batch, heads (0 for three dimensions), queries, keys and widths. Most have a tile of queries, one of keys, and a part
+of another: the interpreter takes a hundredth of a second for a pair of tiles. It multiplies bfloat16's bits as integers, so
+that none of these cases has it."""
 
 
 @pytest.fixture(autouse=True)
@@ -143,21 +144,37 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def errors(emitted: Path) -> dict[str, tuple[float, float]]:
-    """Errors of all cases, and of PyTorch's own attention in their type.
+MORE = (
+    "a large scale",
+    "odd heads",
+    "the widest of float32",
+    "three dimensions and a mask",
+    "strides",
+    "causal, more queries",
+    "a causal mask",
+    "indices of 64 bits",
+    "float16, causal",
+    "float16",
+)
+"""Cases for the exhaustive test: what they have stands in others too, one at a time or together."""
+
+
+def errors(emitted: Path, cases: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Errors of these cases, and of PyTorch's own attention in their type.
 
     By one process: Triton interprets where it is told to at import.
     """
     far = emitted.with_name("far.py")
     far.write_text(emitted.read_text().replace("wide = any(", "wide = bool("))
-    found = interpreted_answer(INTERPRET, str(emitted), str(far), json.dumps(list(CASES.values())))
-    return dict(zip(CASES, found, strict=True))
+    found = interpreted_answer(INTERPRET, str(emitted), str(far), json.dumps([CASES[name] for name in cases]))
+    return dict(zip(cases, found, strict=True))
 
 
 @needs_triton
-def test_the_error_is_that_of_the_operands_type(emitted):
+@pytest.mark.parametrize("more", exhaustive_but([False, True], False))
+def test_the_error_is_that_of_the_operands_type(more, emitted):
     # How float32 rounds depends on the processor: its own attention has 1e-7 to 4e-7 on these, float16's 2e-4.
-    found = errors(emitted)
+    found = errors(emitted, [name for name in CASES if (name in MORE) == more])
     limits = {case: 4e-4 if case.startswith("float16") else max(3e-7, own) for case, (_, own) in found.items()}
     assert {case: error for case, (error, _) in found.items() if error >= limits[case]} == {}
 
