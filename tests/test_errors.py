@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import re
 from pathlib import Path
 
@@ -27,12 +28,12 @@ def bases_of(source: str) -> dict[str, list[str]]:
 
 def exceptions_of(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Those of the classes that are exceptions, directly or through one another."""
-    found: dict[str, list[str]] = {}
+    known: dict[str, list[str]] = {}
     while True:
-        more = {name: bases for name, bases in classes.items() if BUILT_IN.union(found) & {*bases}}
-        if more.keys() == found.keys():
-            return found
-        found = more
+        more = {name: bases for name, bases in classes.items() if BUILT_IN.union(known) & {*bases}}
+        if more.keys() == known.keys():
+            return known
+        known = more
 
 
 def drawn_tree(text: str) -> dict[str, str]:
@@ -48,32 +49,38 @@ def drawn_tree(text: str) -> dict[str, str]:
 
 
 DRAWN = drawn_tree(errors.__doc__ or "")
-FOUND = exceptions_of(
-    {
+
+
+@functools.cache
+def found() -> dict[str, list[str]]:
+    """The package's exceptions, read where a test asks: collection would read the whole package in each process of tests."""
+    classes = {
         name: bases
         for path in PACKAGE.rglob("*.py")
-        for name, bases in bases_of(path.read_text(encoding="utf-8")).items()
         if path.parent.name != "data"
+        for name, bases in bases_of(path.read_text(encoding="utf-8")).items()
     }
-)
+    return exceptions_of(classes)
 
 
 def test_every_exception_is_drawn_under_its_parent():
     # A private one is control flow inside one module.
-    assert {name: bases[0] for name, bases in FOUND.items() if not name.startswith("_")} == DRAWN | {
+    assert {name: bases[0] for name, bases in found().items() if not name.startswith("_")} == DRAWN | {
         "KernelwrightError": "Exception"
     }
 
 
 def test_every_exception_ends_in_error():
-    assert [name for name in FOUND if not name.endswith("Error")] == []
+    assert [name for name in found() if not name.endswith("Error")] == []
 
 
 def test_the_drawing_gives_the_exit_statuses():
     lines = filter(None, map(DRAWN_LINE.fullmatch, (errors.__doc__ or "").splitlines()))
     statuses = {match["name"]: int(match["status"]) for match in lines if match["status"]}
     assert statuses == {name: getattr(errors, name).exit_status for name in statuses}
-    public = {kind for name in FOUND if (kind := getattr(errors, name, None)) and not issubclass(kind, errors.InternalError)}
+    public = {
+        kind for name in found() if (kind := getattr(errors, name, None)) and not issubclass(kind, errors.InternalError)
+    }
     assert {*statuses} == {kind.__name__ for kind in public} - {"KernelwrightError"} | {"InternalError"}
 
 

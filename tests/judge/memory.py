@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class PeakBytes(TorchDispatchMode):
@@ -17,19 +17,29 @@ class PeakBytes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._made_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        given = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(found):
-            if storage._cdata not in given:  # others are views, of arenas among them
-                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._alive = {key: value for key, value in self._alive.items() if not value[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._alive.values()))
+            if storage._cdata in self._made:
+                continue
+            if not any(storage._cdata == given._cdata for given in _storages((args, kwargs))):  # a view, of an arena perhaps
+                self._made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self._made_bytes += storage.nbytes()
+        # Those that have ended are only looked for where it matters: operators come by the ten thousand.
+        if self._made_bytes > self.peak:
+            self._made = {key: value for key, value in self._made.items() if not value[0].expired()}
+            self._made_bytes = sum(size for _, size in self._made.values())
+            self.peak = max(self.peak, self._made_bytes)
         return found
 
 
-def _storages(values: Any) -> list[torch.UntypedStorage]:
-    tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided and not tensor.is_meta]
+def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
+    if isinstance(values, torch.Tensor):
+        if values.layout is torch.strided and not values.is_meta:
+            yield values.untyped_storage()
+    elif isinstance(values, list | tuple | dict):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _storages(value)

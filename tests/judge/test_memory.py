@@ -25,25 +25,26 @@ class Model(torch.nn.Module):
         return torch.relu(x)
 
 def get_inputs():
-    return [torch.rand(64, 1024)]
+    return [torch.rand(64, 256)]
 
 def get_init_inputs():
     return []
 """
 TASK = Task(id="relu", source=SOURCE)
 CANDIDATE = SOURCE.replace("Model", "ModelNew")
-N = 64 * 1024 * 4
+SMALL_SOURCE = SOURCE.replace("64, 256", "8, 64")
+N = 64 * 256 * 4
 ROOM = N / 2
 """For what is done in pieces, and for masks of single bytes."""
 
 
 @pytest.fixture(autouse=True)
-def _large(monkeypatch):
+def _large(monkeypatch, one_zygote):
     """A small task is taken for a large one."""
-    monkeypatch.setattr(input_sets, "PART", 4096)
+    monkeypatch.setattr(input_sets, "PART", 1024)
     monkeypatch.setattr(side, "SERIES_BYTES_MAX", 1)
     monkeypatch.setattr(side, "LARGE_BYTES", 1)
-    monkeypatch.setattr(side, "_SHIFT_BYTES", 1536)
+    monkeypatch.setattr(side, "_SHIFT_BYTES", 384)
 
 
 def facts_of(source=SOURCE):
@@ -121,11 +122,11 @@ def test_inputs_that_are_drawn_again_are_the_same(inputs):
 
 @pytest.mark.parametrize(
     "drawn",
-    ["[torch.rand(64, 1024) + random.random()]", "[torch.rand(64, 1024), random.random()]"],
+    ["[torch.rand(64, 256) + random.random()]", "[torch.rand(64, 256), random.random()]"],
     ids=["tensors", "numbers"],
 )
 def test_inputs_that_a_seed_does_not_decide_are_kept(drawn):
-    source = SOURCE.replace("import torch", "import random, torch").replace("[torch.rand(64, 1024)]", drawn)
+    source = SOURCE.replace("import torch", "import random, torch").replace("[torch.rand(64, 256)]", drawn)
     facts = facts_of(source.replace("self, x", "self, x, y=0"))
     assert not facts.redraws
     (first, *_), again = facts.drawing()
@@ -157,7 +158,8 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkey
     monkeypatch.setattr(Workers, "start", start)
     with Judge("cpu", Settings.quick(threads=1)) as judge:
         judge._memory.alone = alone
-        assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
+        small = Task(id="small", source=SMALL_SOURCE)
+        assert judge.evaluate(small, Candidate(source=SMALL_SOURCE.replace("Model", "ModelNew"))).verdict == "accepted"
     # Reference and candidate. The late check has a new reference.
     assert ended == [[alone or large, False]]
 

@@ -24,8 +24,8 @@ SAME = baseline("return super().forward(x)", name="same")
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Judge]:
-    with Judge("cpu", SETTINGS) as made:
+def judge(_one_zygote: type) -> Iterator[Judge]:
+    with Judge("cpu", SETTINGS, zygote=_one_zygote()) as made:
         yield made
 
 

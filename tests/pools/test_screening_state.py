@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from kernelwright.judge import Settings
+from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Contract, Reason, Task
 from tests.quick import exhaustive_but
@@ -99,14 +101,20 @@ KEPT = {
 }
 
 
-def looks(kept: Kept, settings: Settings, *sources: str):
-    with ScreeningPool(kept.task, "cpu", settings, slots=1) as pool:
+@pytest.fixture
+def looks(_one_zygote):
+    """Screens in a pool of the task's own; all of them fork from one process that has imported torch."""
+    return partial(looked, _one_zygote())
+
+
+def looked(zygote: Zygote, kept: Kept, settings: Settings, *sources: str):
+    with ScreeningPool(kept.task, "cpu", settings, slots=1, zygote=zygote) as pool:
         found = {candidate.source: one for candidate, one in pool.screen(Candidate(source=source) for source in sources)}
     return [found[source] for source in sources]
 
 
 @pytest.mark.parametrize("what", exhaustive_but(KEPT, "an attribute", "a buffer", "a limited domain"))
-def test_each_copy_of_a_module_that_keeps_a_state_is_right_and_one_whose_state_moves_otherwise_is_wrong(what):
+def test_each_copy_of_a_module_that_keeps_a_state_is_right_and_one_whose_state_moves_otherwise_is_wrong(what, looks):
     kept = KEPT[what]
     first, wrong, second = looks(kept, SETTINGS, kept.copy, kept.wrong, kept.copy + "# again\n")
     assert (first.correct, first.reason) == (True, None), first.detail
@@ -114,13 +122,13 @@ def test_each_copy_of_a_module_that_keeps_a_state_is_right_and_one_whose_state_m
     assert (second.correct, second.reason) == (True, None), second.detail
 
 
-def test_a_state_that_never_moves_is_wrong_though_each_first_call_is_right():
+def test_a_state_that_never_moves_is_wrong_though_each_first_call_is_right(looks):
     """A buffer that stays is at each of the candidate's calls where the reference's is at its first."""
     (found,) = looks(KEPT["a buffer"], SETTINGS, KEPT["a buffer"].wrong)
     assert (found.correct, found.reason) == (False, Reason.WRONG_OUTPUT), found.detail
 
 
-def test_a_state_may_have_another_name_under_the_contract_kernelbench():
+def test_a_state_may_have_another_name_under_the_contract_kernelbench(looks):
     kept = KEPT["a buffer"]
     renamed = kept.copy.replace("'mean'", "'average'").replace("self.mean", "self.average")
     right, wrong = looks(kept, KERNELBENCH, renamed, kept.wrong)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -111,8 +113,17 @@ def other_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[str, str], Any] = load) -> float:
+def compare(
+    reference: str,
+    candidate: str,
+    tolerance: float,
+    loader: Callable[[str, str], Any] = load,
+    steps: Iterable[int] = range(4),
+) -> float:
     """Run both in train and eval mode, before and after other weights were loaded.
+
+    Args:
+        steps: Those of the four to run: even ones are in train mode, from the third on the weights are others.
 
     Returns:
         The largest error, relative to the largest output.
@@ -132,8 +143,9 @@ def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[
 
     new.Model.forward = counted
     worst = 0.0
-    for step in range(4):
-        if step == 2:
+    state = None
+    for step in steps:
+        if step >= 2 and state is None:
             state = other_state(expected_model)
             expected_model.load_state_dict(state)
             model.load_state_dict(state)
@@ -161,41 +173,86 @@ def compare(reference: str, candidate: str, tolerance: float, loader: Callable[[
     return worst
 
 
+INTERPRETERS = """
+import json, os, runpy, signal, sys, warnings
+import torch, triton, triton.language
+import tests.rewrites.samples
+
+warnings.simplefilter("ignore")
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 1
+        signal.alarm(300)
+        try:
+            said = os.open(given["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            wrong = os.open(given["wrong"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for to, of in enumerate((nothing, said, wrong)):
+                os.dup2(of, to)
+            os.environ["HOME"] = given["home"]
+            sys.argv = ["script", *given["arguments"]]
+            runpy.run_path(given["script"], run_name="__main__")
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Forks a process for each script, and says how it ended: what all of them import takes longer than most of them. Triton
+interprets where it is told to at import."""
+
+
+@functools.cache
+def _interpreters(owner: int) -> subprocess.Popen[str]:
+    """What forks processes in which Triton interprets, for a process of tests. It ends with it, when its input does."""
+    return subprocess.Popen(
+        [sys.executable, "-c", INTERPRETERS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
+            "PATH": "/usr/bin:/bin",
+            "HOME": tempfile.gettempdir(),
+        },
+    )
+
+
+def _interpret(script: str, arguments: Iterable[str], folder: Path) -> str:
+    """What a script prints that a process of its own runs, in which Triton interprets."""
+    names = {name: str(folder / f"{name}.txt") for name in ("script", "said", "wrong")}
+    Path(names["script"]).write_text(textwrap.dedent(script))
+    server = _interpreters(os.getpid())
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(names | {"home": str(folder), "arguments": list(arguments)}) + "\n")
+    server.stdin.flush()
+    assert server.stdout.readline() == "0\n", Path(names["wrong"]).read_text()[-3000:]
+    return Path(names["said"]).read_text()
+
+
 def interpreted(script: str, reference: str, candidate: str, folder: Path, *arguments: str) -> None:
-    """Run a script on both texts, in a process of its own: Triton interprets where it is told to at import.
+    """Run a script on both texts, in a process in which Triton interprets.
 
     It finds them as `reference.txt` and `candidate.py` in the folder that is its first argument.
     """
     (folder / "reference.txt").write_text(reference)
     # The interpreter works on tensors of the CPU.
     (folder / "candidate.py").write_text(candidate.replace(".is_cuda", ".is_cpu"))
-    answer = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        env={
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]),
-            "HOME": str(folder),
-            "PATH": "/usr/bin:/bin",
-        },
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    _interpret(script, (str(folder), *arguments), folder)
 
 
 def interpreted_answer(script: str, *arguments: str) -> Any:
     """The JSON that a script prints in a process in which Triton interprets."""
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ) | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    return json.loads(answer.stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        return json.loads(_interpret(script, arguments, Path(folder)))
 
 
 def module_at(path: Path) -> ModuleType:

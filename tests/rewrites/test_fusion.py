@@ -84,6 +84,10 @@ CONVOLUTIONS = """
 x = self.c1(a).relu() * 2, self.c2(a), self.c3(b), self.c4(b), self.c5(d)
 return x, self.t1(c), self.t5(c), self.t6(b), self.t2(a).tanh() + self.s[:1], self.t3(b), self.t4(d) + self.c6(d)
 """
+FEWER_CONVOLUTIONS = """
+x = self.c1(a).relu() * 2, self.c5(d), self.t1(c)
+return x, self.t6(b), self.t4(d) + self.c6(d)
+"""
 CHANNELS = """
 x = torch.softmax(self.c1(a), 1) * 2, torch.tanh(self.c2(a).amin(1, keepdim=True)), self.c3(b).mean(1)
 y = (torch.logsumexp(self.t1(c).relu(), 1, keepdim=True) - self.u).amax(1), self.t6(b).sum(1, keepdim=True) * 3
@@ -141,6 +145,10 @@ GPU_CASES = {
         CONVOLUTIONS,
         "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
+    "one convolution of each kind": (
+        FEWER_CONVOLUTIONS,
+        "torch.randn(2, 6, 17, 21), torch.randn(1, 6, 4, 6, 5), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
+    ),
     "channels": (CHANNELS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
     "pooled": (
         POOLED,
@@ -150,7 +158,8 @@ GPU_CASES = {
     "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
-ALONE = ("windows", "scans", "convolutions", "losses")
+CONVOLVED = ("convolutions", "one convolution of each kind")
+ALONE = ("windows", "scans", *CONVOLVED, "losses")
 """Cases of operators that are kernels of their own."""
 RULES = {"losses": ("write-out-row-losses",)}
 """Rules that come before a case's kernels."""
@@ -214,7 +223,9 @@ def from_file(source, name):
     return module
 
 reference, candidate = ((folder / name).read_text() for name in ("reference.txt", "candidate.py"))
-compare(reference, candidate, float(sys.argv[2]), from_file)
+# Kernels do not know the mode: train mode with the first weights and eval mode with others show what all four would.
+one_mode = "self.training" not in candidate.partition("class ModelNew")[2]
+compare(reference, candidate, float(sys.argv[2]), from_file, (0, 3) if one_mode else range(4))
 old, new = load(reference, "reference"), from_file(candidate, "candidate")
 model, inputs = old.Model().eval(), old.get_inputs()
 inputs[0].view(-1)[7] = float("nan")
@@ -246,11 +257,11 @@ def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, 
     assert done.fired == (
         *RULES.get(name, ()),
         fused,
-        *(("split-rows",) if name in ("long", "whole") else ({"convolutions": TILED} | REDUCED).get(name, ())),
+        *(("split-rows",) if name in ("long", "whole") else (dict.fromkeys(CONVOLVED, TILED) | REDUCED).get(name, ())),
     )
     exact = done.source.replace(ALLOWS_TF32, "[False]")
     interpret(done.reference, exact, tmp_path)
-    if name in ("convolutions", *REDUCED):
+    if name in (*CONVOLVED, *REDUCED):
         rounded = done.source.replace(ALLOWS_TF32, "[True]")
         interpret(done.reference, rounded, tmp_path, 3e-3)
         with pytest.raises(AssertionError, match="error "):
@@ -491,7 +502,7 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 
 @needs_triton
-@pytest.mark.parametrize("name", exhaustive_but(("convolutions", "pooled"), "convolutions"))
+@pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), CONVOLVED[1]))
 def test_inputs_with_channels_side_by_side_agree_with_eager(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -691,17 +702,14 @@ def test_batch_norm_in_train_mode_is_fused_unless_its_statistics_are_read_elsewh
 
 
 @pytest.mark.toolchain
-@pytest.mark.parametrize(
-    ("reduced", "channels"),
-    [("sum(0)", 48), ("sum(2)", 24), ("mean(1, keepdim=True)", 1), ("sum(0, keepdim=True)", 24)],
-)
-def test_a_norm_behind_a_reduction_has_the_statistics_of_its_own_channels(reduced: str, channels: int) -> None:
+def test_a_norm_behind_a_reduction_has_the_statistics_of_its_own_channels() -> None:
     """Dimension 1 of what is left may be another one of what was reduced."""
-    forward = f"return torch.relu(self.n(torch.sigmoid(a).{reduced} + 1))"
-    done = apply_rules(
-        task_text(forward, "torch.randn(64, 24, 48)", f"self.n = nn.BatchNorm1d({channels})"), fuse="cpu", single=True
-    )
-    assert "batch_norm" not in done.source.split("if self.training:")[1].split("return y\n", 1)[1]
+    cases = [("sum(0)", 48), ("sum(2)", 24), ("mean(1, keepdim=True)", 1), ("sum(0, keepdim=True)", 24)]
+    state = [f"self.n{place} = nn.BatchNorm1d({channels})" for place, (_, channels) in enumerate(cases)]
+    forward = [f"torch.relu(self.n{place}(torch.sigmoid(a).{reduced} + 1))" for place, (reduced, _) in enumerate(cases)]
+    text = task_text(f"return {', '.join(forward)}", "torch.randn(64, 24, 48)", "\n".join(state))
+    done = apply_rules(text, fuse="cpu", single=True)
+    assert "batch_norm" not in done.source.split("if self.training:")[1].split("return (y, y2, y3, y4)\n", 1)[1]
     compare(done.reference, done.source, 1e-5)
 
 

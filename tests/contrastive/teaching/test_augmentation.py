@@ -18,6 +18,7 @@ from kernelwright.records.policy import Context
 from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.generated.families import family_tasks
 from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_code, toy_context, toy_tasks
+from tests.quick import exhaustive_but
 
 SMALL = Task(
     id="small-sum",
@@ -147,7 +148,9 @@ def test_a_language_model_teaches_too(tmp_path, monkeypatch):
     assert "I cannot." in (tmp_path / "transcript.jsonl").read_text()
 
 
-@pytest.mark.parametrize("name", ["linear_sum", "lenet_style_net", "matmul_chain_order"])
+@pytest.mark.parametrize(
+    "name", exhaustive_but(["linear_sum", "lenet_style_net", "matmul_chain_order"], "linear_sum", "matmul_chain_order")
+)
 def test_shortened_candidates_still_define_the_whole_module(name):
     task = builtin_task(name)
     proposed = teacher_named("builtin", "subclass", 4000, 4).propose(

@@ -220,8 +220,10 @@ while worker.is_alive():
 """
 
 
-def test_a_process_says_where_its_threads_are_and_goes_on(tmp_path):
-    subprocess.run([sys.executable, "-c", ASKED_OFTEN, str(tmp_path)], check=True, timeout=120)
+@pytest.mark.parametrize("seconds", exhaustive_but((1, 3), 1))
+def test_a_process_says_where_its_threads_are_and_goes_on(seconds, tmp_path):
+    program = ASKED_OFTEN.replace("time.process_time() + 3", f"time.process_time() + {seconds}")
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
     accounts = (tmp_path / serving.STACK_LOG).read_text()
     assert accounts.count("most recent call first") > 100
     assert re.search(r'File "/p/triton/compiler/compiler.py", line \d+ in g\n', accounts)
@@ -263,7 +265,7 @@ def test_a_later_call_may_compile_as_long_as_the_first_one(judge, busy, accepted
 # --- beside others --------------------------------------------------------------------------------
 
 
-def test_another_one_is_timed_while_one_never_returns(judge, monkeypatch):
+def test_another_one_is_timed_while_one_never_returns(judge, one_zygote, monkeypatch):
     events, endless, began = [], SimpleNamespace(worker=None), threading.Event()
     aside = DeviceGate.stand_aside
 
