@@ -29,9 +29,8 @@ from kernelwright.records.screened import (
 )
 from kernelwright.report.rows import BASELINE_POLICY
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
-from kernelwright.search.bench_summary import BenchResult, summarise
+from kernelwright.search.bench_summary import BenchResult, hand_out, summarise, with_winners
 from kernelwright.search.beside import floor_of, rival_of, settling_of
-from kernelwright.search.drop_ins import hand_out, with_winners
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room
 from kernelwright.search.searchers import ScreenJob, Searchers
