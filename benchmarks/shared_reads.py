@@ -1,0 +1,238 @@
+"""Measures how fast a process reads a GPU's memory: its own, and what another process shares with it.
+
+    python3 benchmarks/shared_reads.py RUN_DIR
+
+A judge's worker reads its inputs from memory that the judge owns. On an H200 eager sums 8 GiB in 2.1 ms where it owns them,
+which is how candidates are screened, and in 3.6 ms where it is judged (results/kernelbench-h200/today-left-2-h200). Which
+of these has the slow reads?
+
+- `pytorch`: a tensor of the process that reads it;
+- `malloc`: a `cudaMalloc` of its own, and `exported`: the same once there is a handle for other processes;
+- `arena`: the judge's `SharedArena` as a worker opens it, and `owner`: the same, read by the process that owns it;
+- `virtual`: memory of its own by the driver's virtual memory management (`cuMemCreate`, `cuMemMap`), and `virtual shared`:
+  the same of another process, by a file handle.
+
+`read` sums the memory as float32, `copy` doubles it into a tensor of the reader's own. Times are medians of events around
+single calls. Each kind has memory of its own, given back before the next. A kind that fails is written down with its error.
+Writes `summary.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import multiprocessing
+import statistics
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernelwright.judge.settings import GIB
+from kernelwright.judge.worker.arena import SharedArena, close_arena, open_arena
+from kernelwright.records import RunDirectory
+
+DEVICE = torch.device("cuda:0")
+SIZES = (1 * GIB, 8 * GIB)
+CALLS = 9
+PINNED, FILE_HANDLE, ON_DEVICE, READ_WRITE = 1, 1, 1, 3
+"""Of the driver's enumerations: `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`,
+`CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`."""
+
+
+class Location(ctypes.Structure):
+    """`CUmemLocation`."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Properties(ctypes.Structure):
+    """`CUmemAllocationProp`."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", Location),
+        ("win32", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    """`CUmemAccessDesc`."""
+
+    _fields_ = (("location", Location), ("flags", ctypes.c_int))
+
+
+class RawBytes:
+    """Device memory as a tensor, without a copy (CUDA array interface, version 3)."""
+
+    def __init__(self, pointer: int, size_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def driver(name: str, *arguments: Any) -> None:
+    """Call a function of the driver, or raise RuntimeError with its status."""
+    status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if status:
+        raise RuntimeError(f"{name} failed with status {status}")
+
+
+class VirtualMemory:
+    """Memory by the driver's virtual memory management, made here or by another process.
+
+    Args:
+        size_bytes: A multiple of 2 MiB.
+        shared: Whether others may have a file handle of it.
+        file: Such a handle, of another process's memory.
+    """
+
+    def __init__(self, size_bytes: int, shared: bool = False, file: int | None = None) -> None:
+        self._size, self._handle, self._pointer = ctypes.c_size_t(size_bytes), ctypes.c_uint64(), ctypes.c_uint64()
+        place = Location(ON_DEVICE, 0)
+        if file is None:
+            properties = Properties(PINNED, FILE_HANDLE if shared else 0, place)
+            driver("cuMemCreate", ctypes.byref(self._handle), self._size, ctypes.byref(properties), ctypes.c_uint64(0))
+        else:
+            driver("cuMemImportFromShareableHandle", ctypes.byref(self._handle), ctypes.c_void_p(file), FILE_HANDLE)
+        zero = ctypes.c_uint64(0)
+        driver("cuMemAddressReserve", ctypes.byref(self._pointer), self._size, ctypes.c_size_t(0), zero, zero)
+        driver("cuMemMap", self._pointer, self._size, ctypes.c_size_t(0), self._handle, zero)
+        access = Access(place, READ_WRITE)
+        driver("cuMemSetAccess", self._pointer, self._size, ctypes.byref(access), ctypes.c_size_t(1))
+        self.memory = torch.as_tensor(RawBytes(int(self._pointer.value), size_bytes), device=DEVICE)
+
+    def file(self) -> int:
+        """A file handle for another process."""
+        made = ctypes.c_int()
+        driver("cuMemExportToShareableHandle", ctypes.byref(made), self._handle, FILE_HANDLE, ctypes.c_uint64(0))
+        return made.value
+
+    def close(self) -> None:
+        """Give it back."""
+        torch.cuda.synchronize()
+        driver("cuMemUnmap", self._pointer, self._size)
+        driver("cuMemAddressFree", self._pointer, self._size)
+        driver("cuMemRelease", self._handle)
+
+
+def timed_us(call: Callable[[], Any]) -> float:
+    """Median time of single calls by events, microseconds."""
+    found = []
+    for _ in range(CALLS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        found.append(1e3 * begin.elapsed_time(end))
+    return statistics.median(found)
+
+
+def speeds(memory: torch.Tensor) -> dict[str, float]:
+    """How fast this process reads the bytes, and reads and writes them, in TB/s."""
+    numbers = memory.view(torch.float32).fill_(1.0)
+    made = torch.empty_like(numbers)
+    read_us, copy_us = timed_us(lambda: numbers.sum()), timed_us(lambda: torch.mul(numbers, 2.0, out=made))
+    size_bytes = memory.numel()
+    return {
+        "read_us": round(read_us, 1),
+        "read_tb_s": round(size_bytes / read_us / 1e6, 3),
+        "copy_us": round(copy_us, 1),
+        "copy_tb_s": round(2 * size_bytes / copy_us / 1e6, 3),
+    }
+
+
+def own(kind: str, size_bytes: int) -> dict[str, float]:
+    """Speeds of memory of this process."""
+    if kind == "pytorch":
+        return speeds(torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE))
+    if kind == "virtual":
+        made = VirtualMemory(size_bytes)
+        try:
+            return speeds(made.memory)
+        finally:
+            made.close()
+    arena = SharedArena(DEVICE, size_bytes)
+    try:
+        if kind == "exported":
+            arena.describe()
+        return speeds(arena.memory)
+    finally:
+        arena.close()
+
+
+def reader(pipe: Connection) -> None:
+    """Measure what is asked for, until None is."""
+    torch.cuda.set_device(DEVICE)
+    torch.zeros(1, device=DEVICE)
+    while (asked := pipe.recv()) is not None:
+        kind, size_bytes, description = asked
+        try:
+            if kind == "arena":
+                memory = open_arena(description, [], DEVICE)
+                found: dict[str, Any] = speeds(memory)
+                torch.cuda.synchronize()
+                close_arena(memory)
+            elif kind == "virtual shared":
+                made = VirtualMemory(size_bytes, file=recv_handle(pipe))
+                found = speeds(made.memory)
+                made.close()
+            else:
+                found = own(kind, size_bytes)
+        except (RuntimeError, OSError) as error:
+            found = {"error": str(error).splitlines()[0]}
+        torch.cuda.empty_cache()
+        pipe.send(found)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN_DIR")
+    options = parser.parse_args()
+    run, rows = RunDirectory(options.run), []
+    run.claim({"kind": "shared reads"}, same=("kind",), device=str(DEVICE))
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=reader, args=(theirs,))
+    process.start()
+    torch.cuda.set_device(DEVICE)
+    torch.zeros(1, device=DEVICE)
+
+    def ask(kind: str, size_bytes: int, description: dict[str, Any] | None = None) -> dict[str, Any]:
+        ours.send((kind, size_bytes, description))
+        if kind == "virtual shared":
+            send_handle(ours, made.file(), process.pid)
+        return ours.recv()  # type: ignore[no-any-return]
+
+    def note(kind: str, size_bytes: int, found: dict[str, Any]) -> None:
+        rows.append({"memory": kind, "gib": size_bytes // GIB, **found})
+        print(rows[-1], flush=True)
+        run.write_json("summary.json", rows)
+
+    for size_bytes in SIZES:
+        for kind in ("pytorch", "malloc", "exported", "virtual"):
+            note(kind, size_bytes, ask(kind, size_bytes))
+        arena = SharedArena(DEVICE, size_bytes)
+        note("arena", size_bytes, ask("arena", size_bytes, arena.describe()))
+        note("owner", size_bytes, speeds(arena.memory))
+        arena.close()
+        torch.cuda.empty_cache()
+        made = VirtualMemory(size_bytes, shared=True)
+        note("virtual shared", size_bytes, ask("virtual shared", size_bytes))
+        made.close()
+    ours.send(None)
+    process.join()
+
+
+if __name__ == "__main__":
+    main()
