@@ -12,6 +12,11 @@ of these has the slow reads?
 - `virtual`: memory of its own by the driver's virtual memory management (`cuMemCreate`, `cuMemMap`), and `virtual shared`:
   the same of another process, by a file handle.
 
+Or is it not the memory: before each timed call of a judge another process has used the GPU, to write the inputs, and the
+driver has switched contexts. So each kind is read again and again, then each time after a small kernel of the other process
+(`switched`), and then after one element of each page has been read as well (`touched`), which brings its address back but
+not its contents.
+
 `read` sums the memory as float32, `copy` doubles it into a tensor of the reader's own. Times are medians of events around
 single calls. Each kind has memory of its own, given back before the next. A kind that fails is written down with its error.
 Writes `summary.json`.
@@ -38,6 +43,9 @@ from kernelwright.records import RunDirectory
 DEVICE = torch.device("cuda:0")
 SIZES = (1 * GIB, 8 * GIB)
 CALLS = 9
+PAGE_BYTES = 2 << 20
+TURN = "turn"
+"""What the reader says when the other process is to run a kernel."""
 PINNED, FILE_HANDLE, ON_DEVICE, READ_WRITE = 1, 1, 1, 3
 """Of the driver's enumerations: `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`,
 `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`."""
@@ -125,10 +133,11 @@ class VirtualMemory:
         driver("cuMemRelease", self._handle)
 
 
-def timed_us(call: Callable[[], Any]) -> float:
+def timed_us(call: Callable[[], Any], before: Callable[[], Any]) -> float:
     """Median time of single calls by events, microseconds."""
     found = []
     for _ in range(CALLS):
+        before()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         call()
@@ -138,57 +147,75 @@ def timed_us(call: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-def speeds(memory: torch.Tensor) -> dict[str, float]:
-    """How fast this process reads the bytes, and reads and writes them, in TB/s."""
+def speeds(memory: torch.Tensor, switch: Callable[[], Any] | None = None) -> dict[str, float]:
+    """How fast this process reads the bytes, and reads and writes them, TB/s; also after a `switch` to another process."""
     numbers = memory.view(torch.float32).fill_(1.0)
-    made = torch.empty_like(numbers)
-    read_us, copy_us = timed_us(lambda: numbers.sum()), timed_us(lambda: torch.mul(numbers, 2.0, out=made))
-    size_bytes = memory.numel()
-    return {
-        "read_us": round(read_us, 1),
-        "read_tb_s": round(size_bytes / read_us / 1e6, 3),
-        "copy_us": round(copy_us, 1),
-        "copy_tb_s": round(2 * size_bytes / copy_us / 1e6, 3),
-    }
+    made, found = torch.empty_like(numbers), dict[str, float]()
+
+    def touch() -> None:
+        assert switch is not None
+        switch()
+        memory[::PAGE_BYTES].sum()
+        torch.cuda.synchronize()
+
+    ways: dict[str, Callable[[], Any]] = {"": torch.cuda.synchronize}
+    if switch is not None:
+        ways |= {"switched_": switch, "touched_": touch}
+    for way, before in ways.items():
+        read_us = timed_us(lambda: numbers.sum(), before)
+        copy_us = timed_us(lambda: torch.mul(numbers, 2.0, out=made), before)
+        found |= {
+            f"{way}read_us": round(read_us, 1),
+            f"{way}read_tb_s": round(memory.numel() / read_us / 1e6, 3),
+            f"{way}copy_us": round(copy_us, 1),
+            f"{way}copy_tb_s": round(2 * memory.numel() / copy_us / 1e6, 3),
+        }
+    return found
 
 
-def own(kind: str, size_bytes: int) -> dict[str, float]:
+def own(kind: str, size_bytes: int, switch: Callable[[], Any]) -> dict[str, float]:
     """Speeds of memory of this process."""
     if kind == "pytorch":
-        return speeds(torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE))
+        return speeds(torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE), switch)
     if kind == "virtual":
         made = VirtualMemory(size_bytes)
         try:
-            return speeds(made.memory)
+            return speeds(made.memory, switch)
         finally:
             made.close()
     arena = SharedArena(DEVICE, size_bytes)
     try:
         if kind == "exported":
             arena.describe()
-        return speeds(arena.memory)
+        return speeds(arena.memory, switch)
     finally:
         arena.close()
 
 
 def reader(pipe: Connection) -> None:
-    """Measure what is asked for, until None is."""
+    """Measure what is asked for, until None is; ask the other process for a kernel now and then."""
     torch.cuda.set_device(DEVICE)
     torch.zeros(1, device=DEVICE)
+
+    def switch() -> None:
+        torch.cuda.synchronize()
+        pipe.send(TURN)
+        pipe.recv()
+
     while (asked := pipe.recv()) is not None:
         kind, size_bytes, description = asked
         try:
             if kind == "arena":
                 memory = open_arena(description, [], DEVICE)
-                found: dict[str, Any] = speeds(memory)
+                found: dict[str, Any] = speeds(memory, switch)
                 torch.cuda.synchronize()
                 close_arena(memory)
             elif kind == "virtual shared":
                 made = VirtualMemory(size_bytes, file=recv_handle(pipe))
-                found = speeds(made.memory)
+                found = speeds(made.memory, switch)
                 made.close()
             else:
-                found = own(kind, size_bytes)
+                found = own(kind, size_bytes, switch)
         except (RuntimeError, OSError) as error:
             found = {"error": str(error).splitlines()[0]}
         torch.cuda.empty_cache()
@@ -206,13 +233,17 @@ def main() -> None:
     process = multiprocessing.get_context("spawn").Process(target=reader, args=(theirs,))
     process.start()
     torch.cuda.set_device(DEVICE)
-    torch.zeros(1, device=DEVICE)
+    small = torch.zeros(1 << 20, device=DEVICE)
 
     def ask(kind: str, size_bytes: int, description: dict[str, Any] | None = None) -> dict[str, Any]:
         ours.send((kind, size_bytes, description))
         if kind == "virtual shared":
             send_handle(ours, made.file(), process.pid)
-        return ours.recv()  # type: ignore[no-any-return]
+        while (answer := ours.recv()) == TURN:
+            small.add_(1)
+            torch.cuda.synchronize()
+            ours.send(None)
+        return answer  # type: ignore[no-any-return]
 
     def note(kind: str, size_bytes: int, found: dict[str, Any]) -> None:
         rows.append({"memory": kind, "gib": size_bytes // GIB, **found})
