@@ -206,3 +206,44 @@ if __name__ == "__main__":
 def test_candidates_carry_the_reference_but_not_its_inputs() -> None:
     kept = reference_source(WHOLE)
     assert kept == "import torch\nN = 3  # kept\nclass Model(torch.nn.Module): pass"
+
+
+@pytest.mark.parametrize(
+    ("given", "call"),
+    [
+        ("batch_first=True", "a, a, a"),
+        ("batch_first=True", "a, a, a, attn_mask=torch.ones(5, 5, dtype=torch.bool).triu(1)"),
+        ("batch_first=True", "query=a, key=a, value=a, need_weights=False"),
+        ("batch_first=True", "a, a, a, attn_mask=torch.zeros(5, 5)"),
+        ("batch_first=True", "a, a + 1, a"),
+        ("batch_first=True", "a[0], a[0], a[0]"),
+        ("batch_first=True, bias=False", "a, a, a"),
+        ("batch_first=True, add_bias_kv=True", "a, a, a"),
+        ("batch_first=True, add_zero_attn=True", "a, a, a"),
+        ("", "a, a, a"),
+    ],
+    ids=[
+        "one operator",
+        "with a mask",
+        "by name",
+        "with a mask of numbers",
+        "across",
+        "without a batch",
+        "without biases",
+        "more keys",
+        "a zero key",
+        "a batch inside",
+    ],
+)
+@pytest.mark.parametrize("heads", [2, 3])
+def test_attention_lies_as_in_inference(given: str, call: str, heads: int) -> None:
+    """Where PyTorch has one operator for it, which it does not take while it is traced."""
+    text = task_text(
+        f"return self.f({call})[0]", "torch.randn(4, 5, 12)", f"self.f = nn.MultiheadAttention(12, {heads}, {given})"
+    )
+    traced = trace(Task(id="attention", source=text)).evaluation.graph
+    (found,) = (result.meta["val"] for result in torch.fx.graph.Graph.output_node(traced).all_input_nodes)
+    module = load(text, "attention")
+    with torch.no_grad():
+        wanted = module.Model().eval()(*module.get_inputs())
+    assert found.stride() == wanted.stride()

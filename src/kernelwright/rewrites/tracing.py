@@ -178,7 +178,7 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 
 
 def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    with without_steps(), _attributes_set(model) as new:
+    with without_steps(), _attention_as_in_inference(model), _attributes_set(model) as new:
         exported = torch.export.export(model, inputs, strict=False)
     # The exporter takes what a call reads of an attribute for a constant, and drops what the call leaves there.
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
@@ -186,6 +186,44 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.Exporte
     if carried := sorted(new & read):
         raise CarriedStateError(f"it keeps a state between calls in {', '.join(carried)}")
     return exported
+
+
+@contextlib.contextmanager
+def _attention_as_in_inference(model: nn.Module) -> Iterator[None]:
+    """Results of attention layers lie in memory as in inference, where PyTorch computes some by one operator of its own. It
+    does not while it is traced, and what it does then leaves a batch's sequences side by side."""
+
+    def laid_out(
+        layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], result: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
+        return (result[0].contiguous(), *result[1:]) if _is_one_operator(layer, arguments) else result
+
+    layers = [child for child in model.modules() if type(child) is nn.MultiheadAttention]
+    hooks = [layer.register_forward_hook(laid_out, with_kwargs=True) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_one_operator(layer: Any, given: dict[str, Any]) -> bool:
+    """Whether `torch.nn.MultiheadAttention` computes such a call by one operator in inference, by its own conditions."""
+    query = given["query"]
+    masks = [given.get(name) for name in ("attn_mask", "key_padding_mask")]
+    return (
+        query is given["key"] is given["value"]
+        and query.dim() == 3
+        and not layer.training
+        and layer.batch_first
+        and layer.num_heads % 2 == 0
+        and layer._qkv_same_embed_dim
+        and layer.in_proj_bias is not None
+        and layer.bias_k is None
+        and not layer.add_zero_attn
+        and not any(mask is not None and mask.is_floating_point() for mask in masks)
+    )
 
 
 @contextlib.contextmanager
