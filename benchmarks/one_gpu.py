@@ -3,7 +3,8 @@
     python3 benchmarks/one_gpu.py 2 python3 benchmarks/context_cost.py RUN_DIR --contexts-only    # as root, on Linux
 
 `CUDA_VISIBLE_DEVICES` hides a GPU from CUDA, but the driver still opens the files of all GPUs for each context. In a mount
-namespace of its own the command has a /dev with one of them. The GPU is `cuda:0` in there.
+namespace of its own the command has a /dev with one of them. The GPU's number is that of `nvidia-smi`, and in there it is
+`cuda:0`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
+
+import pynvml
 
 CLONE_NEWNS = 1 << 17
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 1, 32, 4096, 8192, 16384, 1 << 18
@@ -58,11 +61,20 @@ def hide_others(gpu: int) -> None:
     _mount("none", old, "none", MS_REMOUNT | MS_BIND | MS_RDONLY)
 
 
+def device_file(gpu: int) -> int:
+    """Number of a GPU's device file, which need not be the GPU's own where a container has some of a host's GPUs."""
+    pynvml.nvmlInit()
+    try:
+        return int(pynvml.nvmlDeviceGetMinorNumber(pynvml.nvmlDeviceGetHandleByIndex(gpu)))
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def main() -> None:
     """Hide, and become the command."""
     if len(sys.argv) < 3 or not sys.argv[1].isdigit():
         raise SystemExit(__doc__)
-    hide_others(int(sys.argv[1]))
+    hide_others(device_file(int(sys.argv[1])))
     os.execvp(sys.argv[2], sys.argv[2:])
 
 
