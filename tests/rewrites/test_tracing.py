@@ -208,34 +208,28 @@ def test_candidates_carry_the_reference_but_not_its_inputs() -> None:
     assert kept == "import torch\nN = 3  # kept\nclass Model(torch.nn.Module): pass"
 
 
+REST = pytest.mark.exhaustive
+"""What `make test` leaves to `make test-rest`."""
+
+
+@pytest.mark.parametrize("heads", [2, pytest.param(3, marks=REST)])
 @pytest.mark.parametrize(
     ("given", "call"),
     [
-        ("batch_first=True", "a, a, a"),
-        ("batch_first=True", "a, a, a, attn_mask=torch.ones(5, 5, dtype=torch.bool).triu(1)"),
-        ("batch_first=True", "query=a, key=a, value=a, need_weights=False"),
-        ("batch_first=True", "a, a, a, attn_mask=torch.zeros(5, 5)"),
-        ("batch_first=True", "a, a + 1, a"),
-        ("batch_first=True", "a[0], a[0], a[0]"),
-        ("batch_first=True, bias=False", "a, a, a"),
-        ("batch_first=True, add_bias_kv=True", "a, a, a"),
-        ("batch_first=True, add_zero_attn=True", "a, a, a"),
-        ("", "a, a, a"),
-    ],
-    ids=[
-        "one operator",
-        "with a mask",
-        "by name",
-        "with a mask of numbers",
-        "across",
-        "without a batch",
-        "without biases",
-        "more keys",
-        "a zero key",
-        "a batch inside",
+        pytest.param("batch_first=True", "a, a, a", id="one operator"),
+        pytest.param("batch_first=True", "a, a, a, attn_mask=torch.zeros(5, 5)", id="with a mask of numbers"),
+        pytest.param("batch_first=True", "query=a, key=a + 1, value=a", id="across, by name"),
+        pytest.param(
+            "batch_first=True", "a, a, a, attn_mask=torch.ones(5, 5, dtype=torch.bool).triu(1)", id="mask", marks=REST
+        ),
+        pytest.param("batch_first=True", "query=a, key=a, value=a, need_weights=False", id="by name", marks=REST),
+        pytest.param("batch_first=True", "a[0], a[0], a[0]", id="without a batch", marks=REST),
+        pytest.param("batch_first=True, bias=False", "a, a, a", id="without biases", marks=REST),
+        pytest.param("batch_first=True, add_bias_kv=True", "a, a, a", id="more keys", marks=REST),
+        pytest.param("batch_first=True, add_zero_attn=True", "a, a, a", id="a zero key", marks=REST),
+        pytest.param("", "a, a, a", id="a batch inside", marks=REST),
     ],
 )
-@pytest.mark.parametrize("heads", [2, 3])
 def test_attention_lies_as_in_inference(given: str, call: str, heads: int) -> None:
     """Where PyTorch has one operator for it, which it does not take while it is traced."""
     text = task_text(
