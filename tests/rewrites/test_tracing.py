@@ -9,6 +9,7 @@ from kernelwright.records import Task
 from kernelwright.rewrites.emit import reference_source
 from kernelwright.rewrites.normalise import UntraceableError
 from kernelwright.rewrites.tracing import load, trace
+from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
 
 
@@ -208,26 +209,23 @@ def test_candidates_carry_the_reference_but_not_its_inputs() -> None:
     assert kept == "import torch\nN = 3  # kept\nclass Model(torch.nn.Module): pass"
 
 
-REST = pytest.mark.exhaustive
-"""What `make test` leaves to `make test-rest`."""
+ATTENTION = [
+    ("batch_first=True", "a, a, a"),
+    ("batch_first=True", "a, a, a, attn_mask=torch.zeros(5, 5)"),
+    ("batch_first=True", "query=a, key=a + 1, value=a"),
+    ("batch_first=True", "a, a, a, attn_mask=torch.eye(5) == 0"),
+    ("batch_first=True", "query=a, key=a, value=a, need_weights=False"),
+    ("batch_first=True", "a[0], a[0], a[0]"),
+    ("batch_first=True, bias=False", "a, a, a"),
+    ("batch_first=True, add_bias_kv=True", "a, a, a"),
+    ("batch_first=True, add_zero_attn=True", "a, a, a"),
+    ("", "a, a, a"),
+]
+"""Arguments of attention layers and of their calls: of one operator, and of what has none for one reason each."""
 
 
-@pytest.mark.parametrize("heads", [2, pytest.param(3, marks=REST)])
-@pytest.mark.parametrize(
-    ("given", "call"),
-    [
-        pytest.param("batch_first=True", "a, a, a", id="one operator"),
-        pytest.param("batch_first=True", "a, a, a, attn_mask=torch.zeros(5, 5)", id="with a mask of numbers"),
-        pytest.param("batch_first=True", "query=a, key=a + 1, value=a", id="across, by name"),
-        pytest.param("batch_first=True", "a, a, a, attn_mask=torch.eye(5) == 0", id="with a mask", marks=REST),
-        pytest.param("batch_first=True", "query=a, key=a, value=a, need_weights=False", id="by name", marks=REST),
-        pytest.param("batch_first=True", "a[0], a[0], a[0]", id="without a batch", marks=REST),
-        pytest.param("batch_first=True, bias=False", "a, a, a", id="without biases", marks=REST),
-        pytest.param("batch_first=True, add_bias_kv=True", "a, a, a", id="more keys", marks=REST),
-        pytest.param("batch_first=True, add_zero_attn=True", "a, a, a", id="a zero key", marks=REST),
-        pytest.param("", "a, a, a", id="a batch inside", marks=REST),
-    ],
-)
+@pytest.mark.parametrize(("given", "call"), exhaustive_but(ATTENTION, *ATTENTION[:3]))
+@pytest.mark.parametrize("heads", exhaustive_but([2, 3], 2))
 def test_attention_lies_as_in_inference(given: str, call: str, heads: int) -> None:
     """Where PyTorch has one operator for it, which it does not take while it is traced."""
     text = task_text(
