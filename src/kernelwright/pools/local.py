@@ -167,10 +167,10 @@ class JudgePool:
         """Slots of each device that do one."""
         self._taken_bytes: Counter[str] = Counter()
         """Memory of each device that those may take."""
-        self._passed: Counter[Future[_Found]] = Counter()
-        """How many have begun before one that waits for memory and came earlier."""
         self._pools: list[JudgePool] = beside._pools if beside else []
         """All pools that share the devices."""
+        self._passed: Counter[Future[_Found]] = beside._passed if beside else Counter()
+        """How many jobs of these pools have begun before one that waits for memory and came earlier."""
         self._pools.append(self)
         self._changed: threading.Condition = beside._changed if beside else threading.Condition()
         """Guards the seven fields above, of all these pools."""
@@ -280,7 +280,7 @@ class JudgePool:
         return [one for pool in self._pools if pool is not self for one in pool._jobs]
 
     def _is_passed_over(self, entry: _Entry | None) -> bool:
-        return entry is not None and sum(pool._passed[entry[1]] for pool in self._pools) >= PASSES_MAX
+        return entry is not None and self._passed[entry[1]] >= PASSES_MAX
 
     def _begin(self, entry: _Entry | None, device: str) -> None:
         """Take a job out of the line, and count it for those that wait for the device's memory and that it passes."""
@@ -288,6 +288,8 @@ class JudgePool:
         earlier = [*self._jobs][:place] + self._jobs_beside()
         self._passed.update(one[1] for one in earlier if one is not None and not self._fits(one, device))
         del self._jobs[place]
+        if entry is not None:
+            del self._passed[entry[1]]
 
     def is_idle(self, device: str) -> bool:
         """Whether neither this pool nor those beside it have anything to do on a device, but for what has to be alone."""
