@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from kernelwright.judge.settings import GIB
-from kernelwright.judge.worker.arena import SharedArena, close_arena, open_arena
+from kernelwright.judge.worker.arena import SharedArena, close_arena, open_arena, wrap_cuda
 from kernelwright.records import RunDirectory
 
 DEVICE = torch.device("cuda:0")
@@ -75,19 +75,6 @@ class Access(ctypes.Structure):
     _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
 
-class RawBytes:
-    """Device memory as a tensor, without a copy (CUDA array interface, version 3)."""
-
-    def __init__(self, pointer: int, size_bytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size_bytes,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "version": 3,
-            "strides": None,
-        }
-
-
 def driver(name: str, *arguments: Any) -> None:
     """Call a function of the driver, or raise RuntimeError with its status."""
     status = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
@@ -117,7 +104,7 @@ class VirtualMemory:
         driver("cuMemMap", self._pointer, self._size, ctypes.c_size_t(0), self._handle, zero)
         access = Access(place, READ_WRITE)
         driver("cuMemSetAccess", self._pointer, self._size, ctypes.byref(access), ctypes.c_size_t(1))
-        self.memory = torch.as_tensor(RawBytes(int(self._pointer.value), size_bytes), device=DEVICE)
+        self.memory = wrap_cuda(int(self._pointer.value), size_bytes, DEVICE)
 
     def file(self) -> int:
         """A file handle for another process."""

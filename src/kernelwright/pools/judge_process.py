@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernelwright.cores import cores_beside
 from kernelwright.errors import KernelwrightError
@@ -28,23 +28,22 @@ if TYPE_CHECKING:
 
 
 class Work(Protocol):
-    """What such a process does."""
+    """A job for a judge: one candidate to evaluate, or baselines to measure together."""
+
+    is_rotation: ClassVar[bool]
+    """Whether the candidates are baselines that are measured together."""
 
     @property
     def task(self) -> Task:
-        """The task of all of them."""
+        """Task of the candidates."""
 
     @property
     def settings(self) -> Settings | None:
-        """In place of the pool's."""
+        """Settings in place of the pool's."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
         """A candidate and its rival, if there is one; or baselines."""
-
-    @property
-    def is_rotation(self) -> bool:
-        """Whether these are baselines that are measured together."""
 
 
 class JudgeProcess:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.judge.settings import Settings
@@ -52,6 +52,7 @@ R = TypeVar("R")
 class Job:
     """One evaluation to do."""
 
+    is_rotation: ClassVar[bool] = False
     task: Task
     candidate: Candidate
     settings: Settings | None = None
@@ -66,16 +67,12 @@ class Job:
         """The candidate, and its rival if there is one."""
         return (self.candidate,) if self.rival is None else (self.candidate, self.rival)
 
-    @property
-    def is_rotation(self) -> bool:
-        """It is none."""
-        return False
-
 
 @dataclass(frozen=True, slots=True)
 class RotationJob:
     """Trusted wrappers of one task to measure together (`rotation.rotate`)."""
 
+    is_rotation: ClassVar[bool] = True
     task: Task
     baselines: tuple[Candidate, ...]
     settings: Settings | None = None
@@ -85,11 +82,6 @@ class RotationJob:
     def candidates(self) -> tuple[Candidate, ...]:
         """The baselines."""
         return self.baselines
-
-    @property
-    def is_rotation(self) -> bool:
-        """It is one."""
-        return True
 
 
 Outcome = Evaluation | KernelwrightError
@@ -264,16 +256,20 @@ class JudgePool:
             return (entry, why) if entry is not None else None
 
     def _fitting(self, device: str) -> list[_Entry | None]:
-        """What may begin on a device, in turn: what fits, and passes nothing there that too many have passed."""
+        """Jobs that may begin on a device now, in turn.
+
+        They fit into the memory that is left there. Where `PASSES_MAX` jobs have passed one that does not fit, the jobs
+        behind it wait until it has begun.
+        """
         found: list[_Entry | None] = []
         emptiest = min(self._slots, key=lambda name: sum(pool._taken_bytes[name] for pool in self._pools))
         # One device makes room. Of another pool's jobs each that too many have passed was there before.
         is_held = device == emptiest and any(map(self._is_passed_over, self._jobs_beside()))
         for entry in self._jobs:
-            is_first = entry is None or self._is_passed_over(entry)
-            if self._fits(entry, device) and (is_first or not is_held):
+            is_passed_over = self._is_passed_over(entry)
+            if self._fits(entry, device) and (entry is None or is_passed_over or not is_held):
                 found.append(entry)
-            is_held |= device == emptiest and self._is_passed_over(entry)
+            is_held |= device == emptiest and is_passed_over
         return found
 
     def _jobs_beside(self) -> list[_Entry | None]:

@@ -199,13 +199,11 @@ def _attention_as_in_inference(model: nn.Module) -> Iterator[None]:
         arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
         return (result[0].contiguous(), *result[1:]) if _is_one_operator(layer, arguments) else result
 
-    layers = [child for child in model.modules() if type(child) is nn.MultiheadAttention]
-    hooks = [layer.register_forward_hook(laid_out, with_kwargs=True) for layer in layers]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for child in model.modules():
+            if type(child) is nn.MultiheadAttention:
+                hooks.enter_context(child.register_forward_hook(laid_out, with_kwargs=True))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_one_operator(layer: Any, given: dict[str, Any]) -> bool:
@@ -245,15 +243,11 @@ def _attributes_set(model: nn.Module) -> Iterator[set[str]]:
         known = set(map(id, before))
         new.update(path for path, item in attributes().items() if id(item) not in known)
 
-    hooks = (
+    with (
         model.register_forward_pre_hook(lambda *_: before.extend(attributes().values())),
         model.register_forward_hook(compare),
-    )
-    try:
+    ):
         yield new
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signature: tuple[Input, ...]) -> OperatorGraph:

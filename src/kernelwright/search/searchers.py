@@ -132,7 +132,7 @@ class Searchers:
         self._changed = threading.Condition()
         """Guards the jobs; told when one that others may depend on has ended."""
         self._put_off: list[ScreenJob] = []
-        """What did not fit beside others at work."""
+        """What did not fit beside others at work, of the present call of `screen`."""
 
     @property
     def at_once(self) -> int:
@@ -154,6 +154,7 @@ class Searchers:
         and all that follow undone. One thread may call this at a time.
         """
         waiting = iter(jobs)
+        put_off = self._put_off = list[ScreenJob]()
         at_work: defaultdict[str, list[ScreenJob]] = defaultdict(list)
         large: dict[str, Others] = {}  # by a task's hash, where it did not fit beside many
         found: queue.SimpleQueue[tuple[ScreenJob, Screened | KernelwrightError | None] | None] = queue.SimpleQueue()
@@ -169,18 +170,18 @@ class Searchers:
                 while not (self._closing.is_set() or (stop is not None and stop())):
                     job = next(waiting, _NO_MORE) if has_room(device, Others.MANY) else None
                     if isinstance(job, ScreenJob) and job.task.sha256 in large:
-                        self._put_off.append(replace(job, others=large[job.task.sha256]))
+                        put_off.append(replace(job, others=large[job.task.sha256]))
                         continue
-                    if not isinstance(job, ScreenJob) and self._put_off:
+                    if not isinstance(job, ScreenJob) and put_off:
                         # Where the one that allows most others has no room, none has.
-                        easiest = max(self._put_off, key=lambda one: one.others)
+                        easiest = max(put_off, key=lambda one: one.others)
                         if has_room(device, easiest.others):
-                            self._put_off.remove(easiest)
+                            put_off.remove(easiest)
                             job = easiest
                     if isinstance(job, ScreenJob):
                         at_work[device].append(job)
                         return job
-                    if job is _NO_MORE and not self._put_off:
+                    if job is _NO_MORE and not put_off:
                         return None
                     self._changed.wait(_ASK_AGAIN_S)
                 return None
@@ -191,7 +192,7 @@ class Searchers:
                 at_work[device].remove(job)
                 if again is not None:
                     large[job.task.sha256] = again.others
-                    self._put_off.append(again)
+                    put_off.append(again)
                 self._changed.notify_all()
 
         for member in self._members:

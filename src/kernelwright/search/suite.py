@@ -34,7 +34,7 @@ from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
 from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room
 from kernelwright.search.searchers import ScreenJob, Searchers
-from kernelwright.tasks.entries import Suite, SuiteEntry
+from kernelwright.tasks.entries import Suite
 
 SCREENED_BESIDE = 0.5
 """Tasks that may still be screened when the judge begins, on a GPU, as a share of those that can be screened at once: the
@@ -103,8 +103,6 @@ class SuiteSearch:
         self._judging_begins = threading.Event()
         self._baselines_over = threading.Event()
         self._baselines_over.set()
-        self._at_once = 1
-        """Tasks that are screened at once."""
         self._searchers: Searchers | None = None
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -179,7 +177,8 @@ class SuiteSearch:
     def _note_screened(self) -> None:
         """Let the judge begin on a GPU once many of the processes that screen have nothing left to do."""
         left = sum(not self._is_screened(state) for state in self._states.values())
-        if left == 0 or (left <= SCREENED_BESIDE * self._at_once and self._devices[0].startswith("cuda")):
+        at_once = self._searchers.at_once if self._searchers is not None else 1
+        if left == 0 or (left <= SCREENED_BESIDE * at_once and self._devices[0].startswith("cuda")):
             self._judging_begins.set()
 
     # --- screening ------------------------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ class SuiteSearch:
         """Measure the baselines that are owed, once nearly all tasks are screened: those of winners first, which count for
         nothing without them, then those of the tasks that the judge takes next."""
         self._judging_begins.wait()
-        owed = owed_in(self._run, replace(suite, entries=_without_candidates(suite)), baselines, self._settings).rotations
+        owed = owed_in(self._run, with_winners(suite, {}), baselines, self._settings).rotations
 
         def turn(rotation: RotationJob) -> tuple[bool, float]:
             state = self._states[rotation.task.sha256]
@@ -399,7 +398,7 @@ class SuiteSearch:
         cores = cores_of_each(self._devices)
         pools = [JudgePool(self._devices, self._settings, count, cores)]
         searchers = Searchers(self._devices, self._settings, policy=self._policy.name, cores=cores, judges=pools[0])
-        self._searchers, self._at_once = searchers, searchers.at_once
+        self._searchers = searchers
         # On a processor baselines wait for the candidates: judges beside one another only wait.
         if on_gpu:
             pools.append(JudgePool(self._devices, self._settings, max(1, count // 3), cores, beside=pools[0]))
@@ -490,7 +489,3 @@ def search_suite(
     result = summarise(run, with_winners(suite, winners), search.errors)
     hand_out(run, suite, winners, result.tasks)
     return result
-
-
-def _without_candidates(suite: Suite) -> tuple[SuiteEntry, ...]:
-    return tuple(replace(entry, candidate=None) for entry in suite.entries)

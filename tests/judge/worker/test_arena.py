@@ -195,7 +195,7 @@ class FakeRuntime:
 def runtime(monkeypatch):
     fake = FakeRuntime()
     monkeypatch.setattr(arena_module, "_cudart", lambda: fake)
-    monkeypatch.setattr(arena_module, "_wrap_cuda", lambda pointer, size, device: (pointer, size, device))
+    monkeypatch.setattr(arena_module, "wrap_cuda", lambda pointer, size, device: (pointer, size, device))
     return fake
 
 
@@ -261,6 +261,6 @@ def test_a_worker_on_a_processor_asks_no_runtime_to_let_go(runtime):
 
 def test_device_memory_becomes_a_tensor_of_its_device(monkeypatch):
     monkeypatch.setattr(torch, "as_tensor", lambda data, device: (data.__cuda_array_interface__, device))
-    described, device = arena_module._wrap_cuda(0x7000, 64, torch.device("cuda", 1))
+    described, device = arena_module.wrap_cuda(0x7000, 64, torch.device("cuda", 1))
     assert (described["data"], described["shape"]) == ((0x7000, False), (64,))
     assert device == torch.device("cuda", 1)

@@ -95,7 +95,7 @@ class SharedArena:
         self._pointer = 0
         if device.type == "cuda":
             self._pointer = _cuda_malloc(size_bytes)
-            self.memory = _wrap_cuda(self._pointer, size_bytes, device)
+            self.memory = wrap_cuda(self._pointer, size_bytes, device)
         else:
             self._file = os.memfd_create("kernelwright", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self._file, size_bytes)
@@ -143,7 +143,7 @@ def open_arena(description: dict[str, Any], files: list[int], device: torch.devi
         os.close(handle)
         return memory
     pointer = _cuda_import(bytes.fromhex(description["handle"]))
-    return _wrap_cuda(pointer, description["size_bytes"], device)
+    return wrap_cuda(pointer, description["size_bytes"], device)
 
 
 def close_arena(memory: torch.Tensor) -> None:
@@ -224,5 +224,6 @@ class _CudaBytes:
         }
 
 
-def _wrap_cuda(pointer: int, size_bytes: int, device: torch.device) -> torch.Tensor:
+def wrap_cuda(pointer: int, size_bytes: int, device: torch.device) -> torch.Tensor:
+    """Raw device memory as bytes, which stay whose they were."""
     return torch.as_tensor(_CudaBytes(pointer, size_bytes), device=device)
