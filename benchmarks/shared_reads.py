@@ -8,14 +8,15 @@ of these has the slow reads?
 
 - `pytorch`: a tensor of the process that reads it;
 - `malloc`: a `cudaMalloc` of its own, and `exported`: the same once there is a handle for other processes;
-- `arena`: the judge's `SharedArena` as a worker opens it, and `owner`: the same, read by the process that owns it;
+- `arena`: the judge's `SharedArena` as a worker opens it, and `arena's owner`: the same, read by the process that owns it;
+- `odd malloc` and `odd arena`: the same, of a size that is no multiple of a page;
 - `virtual`: memory of its own by the driver's virtual memory management (`cuMemCreate`, `cuMemMap`), and `virtual shared`:
   the same of another process, by a file handle.
 
 Or is it not the memory: before each timed call of a judge another process has used the GPU, to write the inputs, and the
 driver has switched contexts. So each kind is read again and again, then each time after a small kernel of the other process
-(`switched`), and then after one element of each page has been read as well (`touched`), which brings its address back but
-not its contents.
+(`switched`), after the other process has written as much as is read, into shared memory if it is shared (`written`), and
+then after one element of each page has been read as well (`touched`), which brings its address back but not its contents.
 
 `read` sums the memory as float32, `copy` doubles it into a tensor of the reader's own. Times are medians of events around
 single calls. Each kind has memory of its own, given back before the next. A kind that fails is written down with its error.
@@ -43,9 +44,10 @@ from kernelwright.records import RunDirectory
 DEVICE = torch.device("cuda:0")
 SIZES = (1 * GIB, 8 * GIB)
 CALLS = 9
-PAGE_BYTES = 2 << 20
-TURN = "turn"
-"""What the reader says when the other process is to run a kernel."""
+PAGE_BYTES, ODD_BYTES = 2 << 20, 480 << 10
+"""A page of the device, and the part of one by which a judge's arena of large inputs is longer than they are."""
+TURN, WRITE = "turn", "write"
+"""What the reader says when the other process is to run a small kernel, or to write as much as the reader will read."""
 PINNED, FILE_HANDLE, ON_DEVICE, READ_WRITE = 1, 1, 1, 3
 """Of the driver's enumerations: `CU_MEM_ALLOCATION_TYPE_PINNED`, `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`,
 `CU_MEM_LOCATION_TYPE_DEVICE`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`."""
@@ -134,20 +136,19 @@ def timed_us(call: Callable[[], Any], before: Callable[[], Any]) -> float:
     return statistics.median(found)
 
 
-def speeds(memory: torch.Tensor, switch: Callable[[], Any] | None = None) -> dict[str, float]:
-    """How fast this process reads the bytes, and reads and writes them, TB/s; also after a `switch` to another process."""
-    numbers = memory.view(torch.float32).fill_(1.0)
+def speeds(memory: torch.Tensor, turn: Callable[[str], Any] | None = None) -> dict[str, float]:
+    """How fast this process reads the bytes, and reads and writes them, TB/s; also after a `turn` of another process."""
+    numbers = memory.view(torch.float32).uniform_()
     made, found = torch.empty_like(numbers), dict[str, float]()
-
-    def touch() -> None:
-        assert switch is not None
-        switch()
-        memory[::PAGE_BYTES].sum()
-        torch.cuda.synchronize()
-
     ways: dict[str, Callable[[], Any]] = {"": torch.cuda.synchronize}
-    if switch is not None:
-        ways |= {"switched_": switch, "touched_": touch}
+    if turn is not None:
+
+        def touch() -> None:
+            turn(WRITE)
+            memory[::PAGE_BYTES].sum()
+            torch.cuda.synchronize()
+
+        ways |= {"switched_": lambda: turn(TURN), "written_": lambda: turn(WRITE), "touched_": touch}
     for way, before in ways.items():
         read_us = timed_us(lambda: numbers.sum(), before)
         copy_us = timed_us(lambda: torch.mul(numbers, 2.0, out=made), before)
@@ -160,49 +161,49 @@ def speeds(memory: torch.Tensor, switch: Callable[[], Any] | None = None) -> dic
     return found
 
 
-def own(kind: str, size_bytes: int, switch: Callable[[], Any]) -> dict[str, float]:
+def own(kind: str, size_bytes: int, turn: Callable[[str], Any]) -> dict[str, float]:
     """Speeds of memory of this process."""
     if kind == "pytorch":
-        return speeds(torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE), switch)
+        return speeds(torch.empty(size_bytes, dtype=torch.uint8, device=DEVICE), turn)
     if kind == "virtual":
         made = VirtualMemory(size_bytes)
         try:
-            return speeds(made.memory, switch)
+            return speeds(made.memory, turn)
         finally:
             made.close()
-    arena = SharedArena(DEVICE, size_bytes)
+    arena = SharedArena(DEVICE, size_bytes + (ODD_BYTES if kind == "odd malloc" else 0))
     try:
         if kind == "exported":
             arena.describe()
-        return speeds(arena.memory, switch)
+        return speeds(arena.memory[:size_bytes], turn)
     finally:
         arena.close()
 
 
 def reader(pipe: Connection) -> None:
-    """Measure what is asked for, until None is; ask the other process for a kernel now and then."""
+    """Measure what is asked for, until None is; have the other process use the GPU now and then."""
     torch.cuda.set_device(DEVICE)
     torch.zeros(1, device=DEVICE)
 
-    def switch() -> None:
+    def turn(what: str) -> None:
         torch.cuda.synchronize()
-        pipe.send(TURN)
+        pipe.send(what)
         pipe.recv()
 
     while (asked := pipe.recv()) is not None:
         kind, size_bytes, description = asked
         try:
-            if kind == "arena":
+            if kind.endswith("arena"):
                 memory = open_arena(description, [], DEVICE)
-                found: dict[str, Any] = speeds(memory, switch)
+                found: dict[str, Any] = speeds(memory[:size_bytes], turn)
                 torch.cuda.synchronize()
                 close_arena(memory)
             elif kind == "virtual shared":
                 made = VirtualMemory(size_bytes, file=recv_handle(pipe))
-                found = speeds(made.memory, switch)
+                found = speeds(made.memory, turn)
                 made.close()
             else:
-                found = own(kind, size_bytes, switch)
+                found = own(kind, size_bytes, turn)
         except (RuntimeError, OSError) as error:
             found = {"error": str(error).splitlines()[0]}
         torch.cuda.empty_cache()
@@ -222,12 +223,15 @@ def main() -> None:
     torch.cuda.set_device(DEVICE)
     small = torch.zeros(1 << 20, device=DEVICE)
 
-    def ask(kind: str, size_bytes: int, description: dict[str, Any] | None = None) -> dict[str, Any]:
+    def ask(kind: str, size_bytes: int, written: torch.Tensor, description: dict[str, Any] | None = None) -> dict[str, Any]:
         ours.send((kind, size_bytes, description))
         if kind == "virtual shared":
             send_handle(ours, made.file(), process.pid)
-        while (answer := ours.recv()) == TURN:
-            small.add_(1)
+        while (answer := ours.recv()) in (TURN, WRITE):
+            if answer == TURN:
+                small.add_(1)
+            else:
+                written.uniform_()
             torch.cuda.synchronize()
             ours.send(None)
         return answer  # type: ignore[no-any-return]
@@ -238,15 +242,20 @@ def main() -> None:
         run.write_json("summary.json", rows)
 
     for size_bytes in SIZES:
-        for kind in ("pytorch", "malloc", "exported", "virtual"):
-            note(kind, size_bytes, ask(kind, size_bytes))
-        arena = SharedArena(DEVICE, size_bytes)
-        note("arena", size_bytes, ask("arena", size_bytes, arena.describe()))
-        note("owner", size_bytes, speeds(arena.memory))
-        arena.close()
+        elsewhere = torch.empty(size_bytes // 4, device=DEVICE)
+        for kind in ("pytorch", "malloc", "odd malloc", "exported", "virtual"):
+            note(kind, size_bytes, ask(kind, size_bytes, elsewhere))
+        del elsewhere
+        for kind, more_bytes in (("arena", 0), ("odd arena", ODD_BYTES)):
+            arena = SharedArena(DEVICE, size_bytes + more_bytes)
+            memory = arena.memory[:size_bytes]
+            note(kind, size_bytes, ask(kind, size_bytes, memory.view(torch.float32), arena.describe()))
+            note(f"{kind}'s owner", size_bytes, speeds(memory))
+            del memory
+            arena.close()
         torch.cuda.empty_cache()
         made = VirtualMemory(size_bytes, shared=True)
-        note("virtual shared", size_bytes, ask("virtual shared", size_bytes))
+        note("virtual shared", size_bytes, ask("virtual shared", size_bytes, made.memory.view(torch.float32)))
         made.close()
     ours.send(None)
     process.join()
