@@ -212,7 +212,7 @@ def test_device_memory_is_allocated_shared_opened_and_freed(runtime):
     assert runtime.freed == [0x7000]
 
 
-@pytest.mark.parametrize("size_bytes, pages", [(1, 1), (2 << 20, 1), ((2 << 20) + 1, 2), ((7 << 30) + 512, 3585)])
+@pytest.mark.parametrize(("size_bytes", "pages"), [(1, 1), (2 << 20, 1), ((2 << 20) + 1, 2), ((7 << 30) + 512, 3585)])
 def test_device_memory_is_allocated_in_whole_pages(runtime, size_bytes, pages):
     SharedArena(torch.device("cuda", 0), size_bytes).close()
     assert runtime.size == pages * (2 << 20)
