@@ -607,6 +607,26 @@ def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path, monke
     assert len(list(RunDirectory(tmp_path).screened())) == 8
 
 
+def test_past_screenings_half_only_tasks_without_a_look_are_screened(tmp_path):
+    """Three tasks of eleven were never looked at while the judge took further candidates, and then rested."""
+    run = RunDirectory(tmp_path)
+    run.append(screened_of(TASKS[0], Candidate(source="# seen"), correct=True, estimate=2.0, candidate_us=9.0, least_us=1.0))
+    search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cpu"], Settings(), 6, 1, 10.0, None)
+    assert {next(search._jobs()).task.id for _ in SUITE.entries} == {"one", "two"}
+    for state in search._states.values():
+        state.at_work = False
+    search._began_s -= 60 * 6.0
+    assert not search._stops_screening
+    jobs = search._jobs()
+    assert next(jobs).task.id == "two"
+    assert next(jobs) is None, "the other one has had its look"
+    search._keep(TASKS[1], screened_of(TASKS[1], Candidate(source="# seen too"), correct=True, estimate=2.0))
+    assert search._stops_screening
+    search._states[TASKS[1].sha256].screened.clear()
+    search._began_s -= 60 * 2.0
+    assert search._stops_screening, "three quarters of the time are over"
+
+
 def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):
     heard = []
     search(tmp_path, budget=4, judged=1, on_event=heard.append)

@@ -42,8 +42,9 @@ last ones are large networks, whose compilers leave the GPU and most cores idle.
 JUDGED_BESIDE = 0.5
 """Least share of the judges that work while tasks are screened: each of these takes the place of one. When it was the most,
 a few large networks kept half of the judges idle for eight of ten minutes (`docs/log.md`). Our choice."""
-SCREENING_SHARE = 0.5
-"""Share of the minutes that screening may take; the rest is the judge's. Our choice."""
+SCREENING_SHARE, FIRST_LOOKS_SHARE = 0.5, 0.75
+"""Share of the minutes that screening may take, and that it may while there are tasks of which nothing is screened; the rest
+is the judge's. Our choice."""
 _POLL_S = 0.2
 
 
@@ -174,6 +175,12 @@ class SuiteSearch:
     def _is_screened(self, state: TaskState) -> bool:
         return state.is_screened(self._budget, self._minutes is not None)
 
+    @property
+    def _stops_screening(self) -> bool:
+        """Whether the rest of the time is the judge's: a first look at a task is worth more than a further winner."""
+        unseen = any(not state.screened and not state.exhausted for state in self._states.values())
+        return self._is_late(FIRST_LOOKS_SHARE if unseen else SCREENING_SHARE)
+
     def _note_screened(self) -> None:
         """Let the judge begin on a GPU once many of the processes that screen have nothing left to do."""
         left = sum(not self._is_screened(state) for state in self._states.values())
@@ -187,12 +194,12 @@ class SuiteSearch:
         """Screen a first few proposals of every task, then more for those with the most room, autotuners last of all."""
         self._note_screened()
         try:
-            for job, found in searchers.screen(self._jobs(), lambda: self._is_late(SCREENING_SHARE)):
+            for job, found in searchers.screen(self._jobs(), lambda: self._stops_screening):
                 if found is None:
                     self._end_round(self._states[job.task.sha256], job)
                     continue
                 self._keep(job.task, found)
-                if self._is_late(SCREENING_SHARE):
+                if self._stops_screening:
                     searchers.close()  # in the middle of tasks, too: the judge needs the rest of the time
                     return
                 if isinstance(found, KernelwrightError):
@@ -225,6 +232,8 @@ class SuiteSearch:
             with self._keeping:
                 states = self._states.values()
                 waiting = [state for state in states if not state.at_work and not self._is_screened(state)]
+                if self._is_late(SCREENING_SHARE):
+                    waiting = [state for state in waiting if not state.screened]
                 if waiting:
                     state = min(waiting, key=turn)
                     tunes, limit, *_ = turn(state)
@@ -250,7 +259,7 @@ class SuiteSearch:
         """Whether what is not urgent waits, so that a large task gets a device to be screened on: of ten such tasks none was
         screened in 26 minutes of two H200s whose judges took further candidates of tasks with a winner
         (results/kernelbench-h200/today-left-2-h200)."""
-        is_over = self._screening_over.is_set() or self._is_late(SCREENING_SHARE)
+        is_over = self._screening_over.is_set() or self._stops_screening
         return not is_over and self._searchers is not None and self._searchers.want_a_device
 
     # --- judging --------------------------------------------------------------------------------------------------
