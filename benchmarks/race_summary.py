@@ -37,7 +37,18 @@ from publishing import copy_plain, packed_bytes, write_packed
 from race_numbers import GROUPS, Run, against_best, is_counted, summary_of
 from race_page import HEAD, MARKS, NOTES, PAGE, README, headline, row, sections
 
-PLAIN = ("config.json", "environment.json", "errors.json", "entries.json", "exhausted.json", "table.json", NOTES)
+from kernelwright.report.standing import CUT_SHORT
+
+PLAIN = (
+    "config.json",
+    "environment.json",
+    "errors.json",
+    "entries.json",
+    "exhausted.json",
+    CUT_SHORT,
+    "table.json",
+    NOTES,
+)
 
 
 def publish(run: Run, target: Path, keeps_sources: bool = True) -> None:

@@ -627,6 +627,24 @@ def test_past_screenings_half_only_tasks_without_a_look_are_screened(tmp_path):
     assert search._stops_screening, "three quarters of the time are over"
 
 
+@pytest.mark.parametrize(("estimate", "outcome"), [(0.9, "screened-only"), (1.4, "winner")])
+def test_a_task_whose_first_look_was_cut_short_is_not_decided_without_a_winner(tmp_path, monkeypatch, estimate, outcome):
+    class Ends(Screens):
+        def screen(self, jobs, stop=None):
+            job = next(jobs)
+            candidate = Candidate(source="#", policy="builtin", techniques=(str(estimate),))
+            yield job, screened_of(job.task, candidate, correct=True, estimate=estimate, spread=0.0)
+
+    monkeypatch.setattr(searching, "Searchers", Ends)
+    first, second = search(tmp_path, budget=6, judged=1, minutes=5.0).tasks
+    assert (first["outcome"], second["outcome"]) == (outcome, "untouched")
+    assert (first["reason"] == "its first look was cut short") == (outcome == "screened-only")
+    monkeypatch.setattr(searching, "Searchers", Screens)
+    first, second = search(tmp_path, budget=6, judged=1, minutes=5.0).tasks
+    assert {first["outcome"], second["outcome"]} == {"winner"}
+    assert RunDirectory(tmp_path).read_json("cut_short.json") == []
+
+
 def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):
     heard = []
     search(tmp_path, budget=4, judged=1, on_event=heard.append)

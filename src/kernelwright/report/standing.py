@@ -17,6 +17,9 @@ from kernelwright.report import charts
 from kernelwright.report.rows import ACCEPTED, BASELINE_POLICY, IMPROVEMENT, EvaluationRow, drawable
 from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
 
+CUT_SHORT = "cut_short.json"
+"""File of a run with the hashes of the tasks whose first look was cut short."""
+
 
 class TaskOutcome(StrEnum):
     """How far the work on a task came."""
@@ -83,12 +86,14 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     screened: defaultdict[str, list[Screened]] = defaultdict(list)
     for estimate in run.screened():
         screened[estimate.task].append(estimate)
-    searched = bool(config.get("policy"))
+    searched, cut_short = bool(config.get("policy")), set(run.read_json(CUT_SHORT) or ())
     asks_for_others = bool(set(config.get("baselines") or ()) - {REFERENCE})
     lines = []
     for result in results:
         if searched:
             state = _searched(screened[result.task], own[result.task], config.get("judge") or JUDGED)
+            if state[0] is TaskOutcome.NONE and cut_short & {one.task_sha256 for one in screened[result.task]}:
+                state = TaskOutcome.SCREENED, "its first look was cut short"
         else:
             state = _judged(result)
         estimates = ranked(screened[result.task])

@@ -20,14 +20,9 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import (
-    JUDGED,
-    Screened,
-    confirmed_best,
-    is_clear,
-    is_named,
-)
+from kernelwright.records.screened import JUDGED, Screened, confirmed_best, is_clear, is_named
 from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import CUT_SHORT
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, hand_out, summarise, with_winners
 from kernelwright.search.beside import floor_of, rival_of, settling_of
@@ -447,6 +442,10 @@ class SuiteSearch:
             for one in running:
                 one.result()
 
+    def cut_short(self) -> list[str]:
+        """Hashes of the tasks whose first look the end of the minutes has cut short: what was not screened may be faster."""
+        return sorted(sha256 for sha256, state in self._states.items() if state.at_work and not state.looked_at)
+
     def winners(self) -> dict[str, Evaluation]:
         """The confirmed winner of each task that has one, by the task's id."""
         found = {state.task.id: confirmed_best(state.confirmed.values()) for state in self._states.values()}
@@ -494,6 +493,7 @@ def search_suite(
         run.require_same_texts([entry.task for entry in suite.entries])
     search = SuiteSearch(run, suite, policy, devices, settings, budget, judged, minutes, on_event)
     search.work(suite, baselines)
+    run.write_json(CUT_SHORT, search.cut_short())
     winners = search.winners()
     result = summarise(run, with_winners(suite, winners), search.errors)
     hand_out(run, suite, winners, result.tasks)
