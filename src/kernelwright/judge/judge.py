@@ -199,7 +199,10 @@ class Judge:
             try:
                 with counted(findings.phases_s, "task"):
                     self._live_task(task)
-                _require_python(candidate.source)
+                try:
+                    guard.parse(candidate.source)
+                except guard.PARSE_ERRORS as error:
+                    raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
                 with counted(findings.phases_s, "facts"):
                     trial = self.trial(task, candidate, directory, settings, findings, rival)
                 self._examine(trial)
@@ -241,12 +244,8 @@ class Judge:
         self._progress("checking")
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
-            sides = []
             with counted(findings.phases_s, "check"):
-                for role in ("reference", "candidate"):
-                    side = trial.start(role)
-                    stack.callback(side.close)
-                    sides.append(side)
+                sides = [stack.enter_context(contextlib.closing(trial.start(role))) for role in ("reference", "candidate")]
                 examiner = Examiner(trial, *sides)
                 check = check_candidate(examiner)
             torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
@@ -360,13 +359,6 @@ def record_of(
         elapsed_s=round(elapsed_s, 3),
         **timed,
     )
-
-
-def _require_python(source: str) -> None:
-    try:
-        guard.parse(source)
-    except guard.PARSE_ERRORS as error:
-        raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
 
 
 def _slow(reference: Side, candidate: Side, budget_s: float) -> str:

@@ -37,9 +37,9 @@ _SHORTEST_LOOK_S = 1.0
 SETTLING_COST = 4.0
 """Candidates that could be judged while one near miss is settled: 12 process triples take the place of three. Our choice."""
 _UNKNOWN_ROOM = 2.0
-_JUDGED_SHARE = 1.9
-"""Memory of the judge and its workers over that of the one process that screened a task: 18.5 over 10.3, by a count of
-tensors (`tests/judge/test_memory.py`). Our choice."""
+_JUDGED_SHARE = 1.7
+"""Memory of the judge and its workers over that of the one process that screened a task: 15.5 over 10.3, by a count of
+tensors (`tests/judge/test_memory.py`), and more where the module needs room of its own, in three processes. Our choice."""
 _CONTEXT_BYTES = 3 << 30
 """GPU memory of their contexts (`JUDGES_PER_GPU`)."""
 _LONG_COMPILE_S = 20.0

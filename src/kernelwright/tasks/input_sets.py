@@ -79,16 +79,24 @@ def parts(x: torch.Tensor) -> list[torch.Tensor]:
     return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
 
 
+def _by_parts(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A changed copy, whose parts take temporary memory one after another."""
+    found = torch.empty_like(x)
+    for part, target in zip(parts(x), parts(found), strict=True):
+        target.copy_(change(part))
+    return found
+
+
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
 
 
 def _zero_one(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return ((_random(x, generator) < 0.5) & (x != 0)).to(x.dtype)
+    return _by_parts(x, lambda part: (_random(part, generator) < 0.5) & (part != 0))
 
 
 def _constant(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return (x != 0).to(x.dtype) * 0.75
+    return _by_parts(x, lambda part: (part != 0) * 0.75)
 
 
 _KEPT_BITS = {torch.float64: 20, torch.float32: 7}
@@ -100,12 +108,14 @@ def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     long sum does not average their errors away."""
     if x.is_complex():
         return torch.view_as_complex(_biased(torch.view_as_real(x.resolve_conj()), generator))
-    unit, found = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1), torch.empty_like(x)
-    for part, target in zip(parts(x), parts(found), strict=True):
+    unit = 2.0 ** -(_KEPT_BITS.get(x.dtype, 3) + 1)
+
+    def moved(part: torch.Tensor) -> torch.Tensor:
         mantissa, exponent = torch.frexp(part)
-        moved = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(part).mul_(unit).ldexp_(exponent)
-        target.copy_(torch.where(torch.isfinite(part) & (part != 0), moved, part))
-    return found
+        mantissa = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(part)
+        return torch.where(torch.isfinite(part) & (part != 0), mantissa.mul_(unit).ldexp_(exponent), part)
+
+    return _by_parts(x, moved)
 
 
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -118,11 +128,11 @@ def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _outliers(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One element in 500 is 50 times larger: a result extrapolated from a sample misses them."""
-    return torch.where(_random(x, generator) < 0.002, x * 50, x)
+    return _by_parts(x, lambda part: torch.where(_random(part, generator) < 0.002, part * 50, part))
 
 
 def _shuffled_sign(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.where(_random(x, generator) < 0.5, x, -x)
+    return _by_parts(x, lambda part: torch.where(_random(part, generator) < 0.5, part, -part))
 
 
 def _one_row(x: torch.Tensor, generator: torch.Generator, factor: float) -> torch.Tensor:
@@ -138,8 +148,10 @@ def _one_row(x: torch.Tensor, generator: torch.Generator, factor: float) -> torc
 
 def _around_one_vector(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """All rows point nearly the same way, four times as long."""
-    size = 4 * x.abs().double().square_().mean().sqrt() if x.numel() else torch.tensor(0.0)
-    return torch.where(x != 0, (size + x / 4).to(x.dtype), x)
+    if not x.numel():
+        return x
+    size = 4 * (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
+    return _by_parts(x, lambda part: torch.where(part != 0, (size + part / 4).to(part.dtype), part))
 
 
 def _off_boundary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

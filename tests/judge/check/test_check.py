@@ -24,6 +24,7 @@ from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
 from kernelwright.judge.check.similar_inputs import _change, _swap
 from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
 from kernelwright.judge.check.weights import buffer_has_kept_up
+from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.replies import Described, Output
 from kernelwright.judge.isolation.side import CallOutput
 from kernelwright.judge.worker.structure import flatten
@@ -42,7 +43,7 @@ class LocalSide:
     def __init__(self, function, operators=()):
         self.function = function
         self._operators = list(operators)
-        self.traced = 0
+        self.traced = self.rested = 0
 
     def place(self, inputs, slot):
         self.inputs = inputs
@@ -61,6 +62,9 @@ class LocalSide:
             ),
         )
         return CallOutput(outputs, described, None, inputs_intact=True)
+
+    def rest(self):
+        self.rested += 1
 
     def operators(self):
         self.traced += 1
@@ -93,6 +97,14 @@ def posed(one, inputs=OWN):
         patch.setattr(Examiner, "judge", lambda self, posed, answer, reason: posed)
         question = judged(one, inputs)
     return one.bounds.whole(question)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_sides_give_memory_back_after_each_call_of_a_large_task(monkeypatch, large):
+    monkeypatch.setattr(side, "LARGE_BYTES", 0 if large else 1 << 30)
+    one = checker(task("return inputs[0] + 1", "[torch.rand(4)]"))
+    judged(one)
+    assert [one.reference.rested, one.candidate.rested] == [large, large]
 
 
 # --- which of several equal elements ----------------------------------------------------------------

@@ -96,6 +96,29 @@ def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, 
             assert order[:at][-1:] == [("waited", "cuda")], f"before `{asked}`"
 
 
+def test_outputs_are_a_copy_unless_nobody_reads_them_after_the_next_call(tmp_path):
+    one = side(tmp_path, lambda op: ANSWER)
+    memory = one.worker.arenas["outputs"].memory
+    (kept,) = one.call(one.place(INPUTS, 0)).outputs
+    one.is_read_in_place = True
+    (there,) = one.call(one.place(INPUTS, 0)).outputs
+    memory.zero_()
+    assert kept.isnan().all()
+    assert not there.any()
+    one.is_read = False
+    assert one.call(one.place(INPUTS, 0)).outputs == []
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_lay_in_the_slots_of_a_large_task_is_let_go_of(tmp_path, monkeypatch, large):
+    monkeypatch.setattr(stage_module, "LARGE_BYTES", 0 if large else 1 << 30)
+    one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
+    one.call(one.place(INPUTS, 0))
+    assert bool(one._placed) is not large
+    one.series([INPUTS, INPUTS], [None, None])
+    assert bool(one._placed) is not large
+
+
 def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_time_counted(tmp_path):
     asked, others = [], [[torch.full((4,), value)] for value in (1.0, 2.0, 3.0)]
     one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})

@@ -21,7 +21,7 @@ from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, clocks, triple
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
-from kernelwright.judge.timing.triple import SIDES, ProcessTriple
+from kernelwright.judge.timing.triple import RIVAL, SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
 from kernelwright.records.scoring import Charge, log_ratios
@@ -50,7 +50,7 @@ class FakeTrial:
         self.check = SimpleNamespace(
             bounds=UNSETTLED, tolerances={}, timed_tolerance=Distance(1e-6, 1e-5), output_follows_input=False
         )
-        self.shapes = SimpleNamespace(series_calls=16)
+        self.shapes = SimpleNamespace(series_calls=16, is_large=False)
         self.redraws = self.has_buffers = False
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
@@ -122,7 +122,7 @@ def test_a_side_that_does_not_start_closes_the_others(error):
         return SimpleNamespace(close=lambda: closed.append(role))
 
     with pytest.raises(type(error)) as caught:
-        timing._start(SimpleNamespace(start=start))
+        timing._start(SimpleNamespace(start=start, facts=FakeTrial()))
     assert caught.value is error
     assert closed == ["reference", "reference"]
 
@@ -140,14 +140,18 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
         findings=CheckFindings(frozenset()),
+        facts=FakeTrial(),
     )
 
     class Run:
         def __init__(self, trial, check, sides, flush):
-            used.append(sides)
+            used.append(dict(sides))
 
         def __getattr__(self, name):
             return lambda *given: False if name == "wants_more" else "found"
+
+        def verify_process(self, against_truth):
+            assert closed[-1:] == ["fresh"], "the second reference has ended: a truth takes memory"
 
     monkeypatch.setattr(timing, "ProcessTriple", Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
@@ -162,6 +166,19 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     timing._time_process(trial, None, None, None, 1, {}, False)
     assert sorted(started[4:]) == ["candidate", "reference", "reference", "rival"]
     assert closed == ["fresh"] * 8
+
+
+def test_of_large_outputs_only_the_candidates_are_kept_and_never_the_last_before_timing():
+    trial = FakeTrial()
+    for large, kept in ((False, list(SIDES)), (True, ["candidate"])):
+        trial.shapes.is_large = large
+        run = run_of(trial)
+        assert [name for name in (*SIDES, RIVAL) if run._holds(name)] == kept
+    last = trial.settings.warmup_calls - 1
+    assert last > 0
+    assert {run_of(trial)._hold_at for _ in range(100)} == set(range(last))
+    trial.shapes.is_large = False
+    assert {run_of(trial)._hold_at for _ in range(100)} == set(range(last + 1))
 
 
 def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
@@ -196,7 +213,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
                 Run.done += 1
 
         monkeypatch.setattr(timing, "ProcessTriple", Run)
-        given = dict.fromkeys(SIDES, SimpleNamespace())
+        given = dict.fromkeys(SIDES, SimpleNamespace(close=lambda: None))
         odd = SimpleNamespace(deal=lambda block: [])
         timing._time_process(
             SimpleNamespace(core=None, gate=gate, has_rival=False, findings=CheckFindings(frozenset())),

@@ -127,7 +127,10 @@ class Examiner:
 
     def call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> CallOutput:
         """One call of one side on inputs in a slot."""
-        return side.call(side.place(inputs, slot), seed=seed, hold=hold)
+        answer = side.call(side.place(inputs, slot), seed=seed, hold=hold)
+        if self.trial.facts.shapes.is_large:
+            side.rest()  # a truth of large tensors needs the memory
+        return answer
 
     def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:
         """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""

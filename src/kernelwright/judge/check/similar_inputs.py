@@ -45,7 +45,7 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
     size = (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
     # What is all zero, such as an initial state, says nothing of its size; it must be seen beside others.
     size = torch.where(size == 0, 1.0, size.clamp_min(1e-3)).to(x.dtype)
-    return torch.where(chosen, x + 6 * size, x)
+    return torch.add(x, chosen, alpha=6 * size.item())
 
 
 _SWAP_TRIES = 4096

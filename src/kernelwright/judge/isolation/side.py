@@ -131,8 +131,8 @@ class Side:
         """Processor time between the latest call and the next request, microseconds."""
         self._placed: dict[int, list[_Placed]] = {}
         """What was written where, by slot."""
-        self.is_read = True
-        """Whether anybody looks at the outputs of its calls."""
+        self.is_read, self.is_read_in_place = True, False
+        """Whether anybody looks at the outputs of its calls, and whether only until the next: without a copy then."""
         self._holds_views = False
         """Whether the next outputs that are held are held by views."""
 
@@ -260,8 +260,7 @@ class Side:
         found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
         if hold:
             self._hold()
-        if self._shapes.is_large:
-            self._placed.clear()
+        self._placed = {} if self._shapes.is_large else self._placed
         return found
 
     def _limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
@@ -310,6 +309,7 @@ class Side:
         self._latest = None  # its inputs may be overwritten now
         answer, clocks = self._exchange("series", self._limit_s(len(draws)), layouts=layouts, seeds=seeds)
         intact = self._intact()
+        self._placed = {} if self._shapes.is_large else self._placed
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):
             raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
@@ -345,7 +345,8 @@ class Side:
         self._workers.stop(self.worker)
 
     def _read_outputs(self, specs: Sequence[TensorSpec]) -> Outputs:
-        return [spec.view(self.worker.arenas["outputs"].memory).clone() for spec in specs if self.is_read]
+        found = [spec.view(self.worker.arenas["outputs"].memory) for spec in specs if self.is_read]
+        return found if self.is_read_in_place else [one.clone() for one in found]
 
     def _state_json(self) -> list[Any]:
         return [[key, spec.to_json()] for key, spec in self._shapes.state]
@@ -374,7 +375,7 @@ class Side:
             if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(
                     f"Wanted memory on {self._device} for the reference; {failure.detail} "
-                    "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes."
+                    "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes or memory_limit_bytes."
                 ) from failure
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
 

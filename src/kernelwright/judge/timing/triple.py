@@ -53,10 +53,7 @@ _WATCHED_ROUNDS = 2
 
 
 def repeats_before(device: torch.device, latency_us: float) -> int:
-    """Calls that warm up the host before one is timed, where the host's part is much of a call.
-
-    On a processor a call is the host's alone, and nothing else runs on its core meanwhile.
-    """
+    """Calls that warm up the host before a GPU's is timed, where its part is much of a call. A processor needs none."""
     if device.type not in _WARMED or latency_us >= _BRIEF_US:
         return 0
     return min(_REPEATS_MAX, math.ceil(_BRIEF_US / max(latency_us, 1.0)))
@@ -95,8 +92,8 @@ class ProcessTriple:
         """Time of the blocks so far, seconds."""
         self._in_step = True
         """Whether the candidate was called as often as the reference, on the same inputs."""
-        self._hold_at = random.randrange(trial.settings.warmup_calls)
-        """The warm-up call whose output is kept in the worker and compared again at the end."""
+        self._hold_at = random.randrange(max(1, trial.settings.warmup_calls - trial.facts.shapes.is_large))
+        """The warm-up call whose output is kept and compared again at the end. After a large one the next call allocates."""
         self._hold_from, self._hold_at_block = 1, -1
         """The block from which another one is chosen whose output is kept, and that one."""
 
@@ -147,15 +144,16 @@ class ProcessTriple:
         for name in self._names:
             with forgiving(self._trial, name):
                 layouts[name] = self._sides[name].place(inputs, slot=0)
+        hold = self._hold_at == 0
         with ThreadPoolExecutor(len(layouts)) as threads:
             calls = {
-                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=name in SIDES and self._hold_at == 0)
+                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=hold and self._holds(name))
                 for name, layout in layouts.items()
             }
         for name, call in calls.items():
             with forgiving(self._trial, name):
                 answers[name] = call.result()
-        self._compare(answers["reference"], answers["candidate"], inputs, again if self._hold_at == 0 else None)
+        self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
         if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
             self.odd_inputs([one for one in self._check.tolerances if one.layout])
 
@@ -200,6 +198,10 @@ class ProcessTriple:
         self.verify_held()
         return True
 
+    def _holds(self, name: str) -> bool:
+        """Whether a side keeps outputs as the candidate does, which changes how the heap is reused; large ones take room."""
+        return name == "candidate" or (name in SIDES and not self._trial.facts.shapes.is_large)
+
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         (inputs, again), seed, slot = self._trial.facts.drawing(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
@@ -207,10 +209,8 @@ class ProcessTriple:
         for name in order:
             if name == RIVAL and not self._trial.has_rival:
                 continue
-            # Held on all sides but the rival: it changes how the heap is reused.
-            held = hold and name != RIVAL
             with forgiving(self._trial, name):
-                side = self._sides[name]
+                side, held = self._sides[name], hold and self._holds(name)
                 answers[name] = side.timed_call(inputs, slot, self._flush, seed=seed, hold=held, repeats=repeats)
             if (answer := answers.get(name)) is None:
                 continue
@@ -227,7 +227,7 @@ class ProcessTriple:
         self._near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
         if held:
             again = self._trial.facts.redraws and not self._trial.facts.has_buffers
-            self._first = held, candidate.outputs, [] if again else reference.outputs
+            self._first = held, candidate.outputs, [] if again else [one.clone() for one in reference.outputs]
 
     def _near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
         if (far := _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)) is not None:
@@ -308,7 +308,7 @@ class ProcessTriple:
         (again, outputs, wanted), reference = self._first, self._sides["reference"]
         inputs = again()
         wanted = wanted or reference.call(reference.place(inputs, slot=0), seed=None).outputs
-        for name in SIDES:
+        for name in self._names:
             self._sides[name].rest()  # a truth of large tensors needs the memory
         if self._check.bounds.settles(inputs, wanted, outputs) is False:
             raise RejectionError(
