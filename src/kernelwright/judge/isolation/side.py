@@ -375,7 +375,7 @@ class Side:
             if self._device.type == "cuda" and failure.reason is Reason.OUT_OF_MEMORY:
                 raise DeviceError(
                     f"Wanted memory on {self._device} for the reference; {failure.detail} "
-                    "Who else uses the GPU? Let fewer judges share it, or raise device_memory_limit_bytes or memory_limit_bytes."
+                    "Who else uses it? Let fewer judges share it, or raise device_memory_limit_bytes or memory_limit_bytes."
                 ) from failure
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
 
