@@ -356,23 +356,33 @@ class WarmedSide(OddSide):
     def __init__(self, story, name, takes_us):
         super().__init__()
         self.story, self.name, self.takes_us, self.latency_us = story, name, takes_us, math.inf
+        self.seen_us, self.calls_us = takes_us, []
 
     def timed_call(self, inputs, slot, flush, *, seed, hold, repeats):
         self.story.append((self.name, repeats))
         answer = super().call(super().place(inputs, 0), seed=seed)
         answer.clocks = CallClocks(self.takes_us, self.takes_us, 0.0)
         self.latency_us = self.takes_us
+        self.calls_us.append(self.seen_us)
         return answer
 
 
 @pytest.mark.parametrize(
-    ("device", "latency_us", "repeats"), [("cuda", 50.0, 3), ("cuda", 1500.0, 2), ("cuda", 5000.0, 0), ("cpu", 50.0, 0)]
+    ("device", "latency_us", "seen_us", "repeats"),
+    [
+        ("cuda", 50.0, 5000.0, 3),
+        ("cuda", 1500.0, 5000.0, 2),
+        ("cuda", 5000.0, 5000.0, 0),
+        ("cuda", 5000.0, 300.0, 3),
+        ("cpu", 50.0, 300.0, 0),
+    ],
 )
-def test_before_a_brief_call_on_a_gpu_every_side_repeats_its_latest(device, latency_us, repeats):
+def test_where_a_call_on_a_gpu_is_brief_every_side_repeats_its_latest(device, latency_us, seen_us, repeats):
     trial, story = FakeTrial(torch.device(device)), []
     trial.draw, trial.call_seed = lambda: [torch.ones(4)], lambda: None
-    # How long the candidate says that it takes decides nothing.
+    # How long the candidate says that it takes decides nothing, and how long the judge waits for it does.
     sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in SIDES}
+    sides["candidate"].seen_us = seen_us
     run = ProcessTriple(trial, trial.check, sides, lambda: 0.0)
     run._compare = lambda *answers, **how: None
     names = list(SIDES)

@@ -53,7 +53,7 @@ _WATCHED_ROUNDS = 2
 
 
 def repeats_before(device: torch.device, latency_us: float) -> int:
-    """Calls that warm up the host before a GPU's is timed, where its part is much of a call. A processor needs none."""
+    """Calls that warm up the host before a GPU's is timed, where its part is much of some side's. A processor needs none."""
     if device.type not in _WARMED or latency_us >= _BRIEF_US:
         return 0
     return min(_REPEATS_MAX, math.ceil(_BRIEF_US / max(latency_us, 1.0)))
@@ -104,7 +104,6 @@ class ProcessTriple:
 
     @property
     def _names(self) -> list[str]:
-        """Sides that are timed."""
         return [name for name in self._sides if name != RIVAL or self._trial.has_rival]
 
     def wants_more(self) -> bool:
@@ -205,7 +204,8 @@ class ProcessTriple:
     def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
         (inputs, again), seed, slot = self._trial.facts.drawing(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
-        repeats = repeats_before(self._trial.facts.device, self._sides["reference"].latency_us)
+        briefest_us = min([self._sides["reference"].latency_us, *self._sides["candidate"].calls_us])
+        repeats = repeats_before(self._trial.facts.device, briefest_us)
         for name in order:
             if name == RIVAL and not self._trial.has_rival:
                 continue
