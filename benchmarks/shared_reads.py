@@ -4,12 +4,12 @@
 
 A judge's worker reads its inputs from memory that the judge owns. On an H200 eager sums 8 GiB in 2.1 ms where it owns them,
 which is how candidates are screened, and in 3.6 ms where it is judged (results/kernelbench-h200/today-left-2-h200). Which
-of these has the slow reads?
+of these has the slow reads? None of whole pages has (results/2026-11-27-whole-pages-h200); the judge's memory was none.
 
 - `pytorch`: a tensor of the process that reads it;
 - `malloc`: a `cudaMalloc` of its own, and `exported`: the same once there is a handle for other processes;
 - `arena`: the judge's `SharedArena` as a worker opens it, and `arena's owner`: the same, read by the process that owns it;
-- `odd malloc` and `odd arena`: the same, of a size that is no multiple of a page;
+- `odd malloc` and `odd arena`: the same, of a size that is no multiple of a page, as the judge's was until it was found slow;
 - `virtual`: memory of its own by the driver's virtual memory management (`cuMemCreate`, `cuMemMap`), and `virtual shared`:
   the same of another process, by a file handle.
 
@@ -34,17 +34,19 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from kernelwright.judge.settings import GIB
+from kernelwright.judge.worker import arena as arena_module
 from kernelwright.judge.worker.arena import SharedArena, close_arena, open_arena, wrap_cuda
 from kernelwright.records import RunDirectory
 
 DEVICE = torch.device("cuda:0")
 SIZES = (1 * GIB, 8 * GIB)
 CALLS = 9
-PAGE_BYTES, ODD_BYTES = 2 << 20, 480 << 10
+PAGE_BYTES, ODD_BYTES = 2 << 20, (480 << 10) + 512
 """A page of the device, and the part of one by which a judge's arena of large inputs is longer than they are."""
 TURN, WRITE = "turn", "write"
 """What the reader says when the other process is to run a small kernel, or to write as much as the reader will read."""
@@ -161,6 +163,12 @@ def speeds(memory: torch.Tensor, turn: Callable[[str], Any] | None = None) -> di
     return found
 
 
+def odd_arena(size_bytes: int) -> SharedArena:
+    """As the judge made them before its memory was whole pages."""
+    with mock.patch.object(arena_module, "_PAGE_BYTES", 1):
+        return SharedArena(DEVICE, size_bytes + ODD_BYTES)
+
+
 def own(kind: str, size_bytes: int, turn: Callable[[str], Any]) -> dict[str, float]:
     """Speeds of memory of this process."""
     if kind == "pytorch":
@@ -171,7 +179,7 @@ def own(kind: str, size_bytes: int, turn: Callable[[str], Any]) -> dict[str, flo
             return speeds(made.memory, turn)
         finally:
             made.close()
-    arena = SharedArena(DEVICE, size_bytes + (ODD_BYTES if kind == "odd malloc" else 0))
+    arena = odd_arena(size_bytes) if kind == "odd malloc" else SharedArena(DEVICE, size_bytes)
     try:
         if kind == "exported":
             arena.describe()
@@ -246,8 +254,8 @@ def main() -> None:
         for kind in ("pytorch", "malloc", "odd malloc", "exported", "virtual"):
             note(kind, size_bytes, ask(kind, size_bytes, elsewhere))
         del elsewhere
-        for kind, more_bytes in (("arena", 0), ("odd arena", ODD_BYTES)):
-            arena = SharedArena(DEVICE, size_bytes + more_bytes)
+        for kind in ("arena", "odd arena"):
+            arena = odd_arena(size_bytes) if kind == "odd arena" else SharedArena(DEVICE, size_bytes)
             memory = arena.memory[:size_bytes]
             note(kind, size_bytes, ask(kind, size_bytes, memory.view(torch.float32), arena.describe()))
             note(f"{kind}'s owner", size_bytes, speeds(memory))
