@@ -9,7 +9,7 @@ of these has the slow reads? None of whole pages has (results/2026-11-27-whole-p
 - `pytorch`: a tensor of the process that reads it;
 - `malloc`: a `cudaMalloc` of its own, and `exported`: the same once there is a handle for other processes;
 - `arena`: the judge's `SharedArena` as a worker opens it, and `arena's owner`: the same, read by the process that owns it;
-- `odd malloc` and `odd arena`: the same, of a size that is no multiple of a page, as the judge's was until it was found slow;
+- `odd malloc` and `odd arena`: the same, of a size that is no multiple of a page, as the judge's was;
 - `virtual`: memory of its own by the driver's virtual memory management (`cuMemCreate`, `cuMemMap`), and `virtual shared`:
   the same of another process, by a file handle.
 
