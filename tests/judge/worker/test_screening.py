@@ -204,6 +204,21 @@ def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, mon
     assert found["reference_us"] > 0.0
 
 
+@pytest.mark.parametrize(("writes_us", "reads_us"), [(80.0, 60.0), (50.0, 70.0)])
+def test_the_memorys_speed_is_that_of_the_faster_of_writing_and_reading(harness, monkeypatch, writes_us, reads_us) -> None:
+    monkeypatch.setattr(screening, "_BANDWIDTH_BYTES", 4096)
+    seen = []
+
+    def fastest_us(work):
+        changed = work(7)
+        seen.append("read" if changed.numel() == 1 else "write")
+        return writes_us if seen[-1] == "write" else reads_us
+
+    monkeypatch.setattr(harness, "_fastest_us", fastest_us)
+    assert harness._bytes_per_us() == 4096 / min(writes_us, reads_us)
+    assert sorted(seen) == ["read", "write"]
+
+
 @pytest.mark.parametrize("chosen", ["highest", "high", "medium", None])
 def test_the_rate_of_products_leaves_every_setting_as_it_was(chosen, harness, products) -> None:
     flags = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
