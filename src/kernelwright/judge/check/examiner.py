@@ -128,7 +128,7 @@ class Examiner:
     def call(self, side: Side, inputs: list[Any], *, slot: int, seed: int | None, hold: bool = False) -> CallOutput:
         """One call of one side on inputs in a slot."""
         answer = side.call(side.place(inputs, slot), seed=seed, hold=hold)
-        if self.trial.facts.shapes.is_large:
+        if self.trial.facts.shapes.is_large and side is self.reference:  # the candidate must not see that it is checked
             side.rest()  # a truth of large tensors needs the memory
         return answer
 
