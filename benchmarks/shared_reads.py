@@ -40,14 +40,14 @@ import torch
 
 from kernelwright.judge.settings import GIB
 from kernelwright.judge.worker import arena as arena_module
-from kernelwright.judge.worker.arena import SharedArena, close_arena, open_arena, wrap_cuda
+from kernelwright.judge.worker.arena import PAGE_BYTES, SharedArena, close_arena, open_arena, wrap_cuda
 from kernelwright.records import RunDirectory
 
 DEVICE = torch.device("cuda:0")
 SIZES = (1 * GIB, 8 * GIB)
 CALLS = 9
-PAGE_BYTES, ODD_BYTES = 2 << 20, (480 << 10) + 512
-"""A page of the device, and the part of one by which a judge's arena of large inputs is longer than they are."""
+ODD_BYTES = (480 << 10) + 512
+"""The part of a page by which a judge's arena of large inputs is longer than they are."""
 TURN, WRITE = "turn", "write"
 """What the reader says when the other process is to run a small kernel, or to write as much as the reader will read."""
 PINNED, FILE_HANDLE, ON_DEVICE, READ_WRITE = 1, 1, 1, 3
@@ -163,9 +163,11 @@ def speeds(memory: torch.Tensor, turn: Callable[[str], Any] | None = None) -> di
     return found
 
 
-def odd_arena(size_bytes: int) -> SharedArena:
-    """As the judge made them before its memory was whole pages."""
-    with mock.patch.object(arena_module, "_PAGE_BYTES", 1):
+def arena_of(kind: str, size_bytes: int) -> SharedArena:
+    """Of whole pages, or as the judge made it before its memory was."""
+    if not kind.startswith("odd"):
+        return SharedArena(DEVICE, size_bytes)
+    with mock.patch.object(arena_module, "PAGE_BYTES", 1):
         return SharedArena(DEVICE, size_bytes + ODD_BYTES)
 
 
@@ -179,7 +181,7 @@ def own(kind: str, size_bytes: int, turn: Callable[[str], Any]) -> dict[str, flo
             return speeds(made.memory, turn)
         finally:
             made.close()
-    arena = odd_arena(size_bytes) if kind == "odd malloc" else SharedArena(DEVICE, size_bytes)
+    arena = arena_of(kind, size_bytes)
     try:
         if kind == "exported":
             arena.describe()
@@ -255,7 +257,7 @@ def main() -> None:
             note(kind, size_bytes, ask(kind, size_bytes, elsewhere))
         del elsewhere
         for kind in ("arena", "odd arena"):
-            arena = odd_arena(size_bytes) if kind == "odd arena" else SharedArena(DEVICE, size_bytes)
+            arena = arena_of(kind, size_bytes)
             memory = arena.memory[:size_bytes]
             note(kind, size_bytes, ask(kind, size_bytes, memory.view(torch.float32), arena.describe()))
             note(f"{kind}'s owner", size_bytes, speeds(memory))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -91,9 +91,7 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     lines = []
     for result in results:
         if searched:
-            state = _searched(screened[result.task], own[result.task], config.get("judge") or JUDGED)
-            if state[0] is TaskOutcome.NONE and cut_short & {one.task_sha256 for one in screened[result.task]}:
-                state = TaskOutcome.SCREENED, "its first look was cut short"
+            state = _searched(screened[result.task], own[result.task], config.get("judge") or JUDGED, cut_short)
         else:
             state = _judged(result)
         estimates = ranked(screened[result.task])
@@ -147,7 +145,9 @@ def _judged(result: TaskResult) -> tuple[TaskOutcome, str]:
     return (TaskOutcome.WINNER, "") if found.speedup is not None else (TaskOutcome.NONE, "not timed")
 
 
-def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: int) -> tuple[TaskOutcome, str]:
+def _searched(
+    screened: Sequence[Screened], own: Sequence[Evaluation], count: int, cut_short: Set[str] = frozenset()
+) -> tuple[TaskOutcome, str]:
     """TaskOutcome for a task that was searched, and the reason where it has no winner."""
     if confirmed_best(own) is not None:
         return TaskOutcome.WINNER, ""
@@ -159,6 +159,8 @@ def _searched(screened: Sequence[Screened], own: Sequence[Evaluation], count: in
         return TaskOutcome.SCREENED, "a verdict is owed"
     if next_to_confirm(judged, confirmed) is not None:
         return TaskOutcome.SCREENED, "a confirmation is owed"
+    if any(one.task_sha256 in cut_short for one in screened):
+        return TaskOutcome.SCREENED, "its first look was cut short"
     if confirmed:
         return TaskOutcome.NONE, "no improvement held when it was measured again"
     return TaskOutcome.NONE, _why_none(screened, judged)

@@ -177,6 +177,11 @@ class TaskState:
         return confirmed_best(self.confirmed.values()) is not None
 
     @property
+    def is_unseen(self) -> bool:
+        """Whether nothing of it is screened, and something may be."""
+        return not self.screened and not self.exhausted
+
+    @property
     def is_settled(self) -> bool:
         """Whether more proposals would hardly help."""
         gained = self.tunes_next or self.looked_at <= FIRST_LOOK or self.best >= SETTLED_GAIN * self.before

@@ -173,7 +173,7 @@ class SuiteSearch:
     @property
     def _stops_screening(self) -> bool:
         """Whether the rest of the time is the judge's: a first look at a task is worth more than a further winner."""
-        unseen = any(not state.screened and not state.exhausted for state in self._states.values())
+        unseen = any(state.is_unseen for state in self._states.values())
         return self._is_late(FIRST_LOOKS_SHARE if unseen else SCREENING_SHARE)
 
     def _note_screened(self) -> None:
@@ -228,7 +228,7 @@ class SuiteSearch:
                 states = self._states.values()
                 waiting = [state for state in states if not state.at_work and not self._is_screened(state)]
                 if self._is_late(SCREENING_SHARE):
-                    waiting = [state for state in waiting if not state.screened]
+                    waiting = [state for state in waiting if state.is_unseen]
                 if waiting:
                     state = min(waiting, key=turn)
                     tunes, limit, *_ = turn(state)

@@ -79,12 +79,17 @@ def parts(x: torch.Tensor) -> list[torch.Tensor]:
     return [x[begin : begin + count] for begin in range(0, x.shape[0], count)]
 
 
-def _by_parts(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A changed copy, whose parts take temporary memory one after another."""
+def by_parts(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A changed copy of the same dtype, whose parts take temporary memory one after another."""
     found = torch.empty_like(x)
     for part, target in zip(parts(x), parts(found), strict=True):
         target.copy_(change(part))
     return found
+
+
+def size_of(x: torch.Tensor) -> torch.Tensor:
+    """Root of the mean square of a tensor with elements, in float64, by parts."""
+    return (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
 
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -92,11 +97,11 @@ def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _zero_one(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return _by_parts(x, lambda part: (_random(part, generator) < 0.5) & (part != 0))
+    return by_parts(x, lambda part: (_random(part, generator) < 0.5) & (part != 0))
 
 
 def _constant(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return _by_parts(x, lambda part: (part != 0) * 0.75)
+    return by_parts(x, lambda part: (part != 0) * 0.75)
 
 
 _KEPT_BITS = {torch.float64: 20, torch.float32: 7}
@@ -115,7 +120,7 @@ def _biased(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         mantissa = mantissa.abs_().div_(unit).floor_().add_(0.425).copysign_(part)
         return torch.where(torch.isfinite(part) & (part != 0), mantissa.mul_(unit).ldexp_(exponent), part)
 
-    return _by_parts(x, moved)
+    return by_parts(x, moved)
 
 
 def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -128,11 +133,11 @@ def _mixed_scale(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _outliers(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """One element in 500 is 50 times larger: a result extrapolated from a sample misses them."""
-    return _by_parts(x, lambda part: torch.where(_random(part, generator) < 0.002, part * 50, part))
+    return by_parts(x, lambda part: torch.where(_random(part, generator) < 0.002, part * 50, part))
 
 
 def _shuffled_sign(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return _by_parts(x, lambda part: torch.where(_random(part, generator) < 0.5, part, -part))
+    return by_parts(x, lambda part: torch.where(_random(part, generator) < 0.5, part, -part))
 
 
 def _one_row(x: torch.Tensor, generator: torch.Generator, factor: float) -> torch.Tensor:
@@ -150,8 +155,8 @@ def _around_one_vector(x: torch.Tensor, generator: torch.Generator) -> torch.Ten
     """All rows point nearly the same way, four times as long."""
     if not x.numel():
         return x
-    size = 4 * (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
-    return _by_parts(x, lambda part: torch.where(part != 0, (size + part / 4).to(part.dtype), part))
+    size = 4 * size_of(x)
+    return by_parts(x, lambda part: torch.where(part != 0, (size + part / 4).to(part.dtype), part))
 
 
 def _off_boundary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from kernelwright.judge.settings import Settings
 from kernelwright.tasks import is_inexact
-from kernelwright.tasks.input_sets import parts
+from kernelwright.tasks.input_sets import by_parts, parts
 
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
@@ -202,15 +202,16 @@ def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
 
     What is subnormal in float64, where fewer bits are explicit, keeps fewer.
     """
-    dropped, found = 52 - bits, torch.empty_like(x)
-    for part, target in zip(parts(x), parts(found), strict=True):
+    dropped = 52 - bits
+
+    def rounded(part: torch.Tensor) -> torch.Tensor:
         wide = part.double()
         pattern = wide.view(torch.int64)
         # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
         summed = (pattern >> dropped).bitwise_and_(1).add_(pattern).add_((1 << (dropped - 1)) - 1)
-        rounded = summed.bitwise_and_(-1 << dropped).view(torch.float64)
-        target.copy_(torch.where(wide.isnan(), wide, rounded))
-    return found
+        return torch.where(wide.isnan(), wide, summed.bitwise_and_(-1 << dropped).view(torch.float64))
+
+    return by_parts(x, rounded)
 
 
 def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, is_inexact, seed_generators
-from kernelwright.tasks.input_sets import parts
+from kernelwright.tasks.input_sets import by_parts
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
@@ -459,11 +459,13 @@ def _widened(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
-    size, moved = x.abs().masked_fill_(~torch.isfinite(x), 0.0).square_().mean().sqrt(), torch.empty_like(x)
-    for part, target in zip(parts(x), parts(moved), strict=True):
+    size = x.abs().masked_fill_(~torch.isfinite(x), 0.0).square_().mean().sqrt()
+
+    def moved(part: torch.Tensor) -> torch.Tensor:
         noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)
-        target.copy_(torch.where(torch.isfinite(part), noisy, part))
-    return moved
+        return torch.where(torch.isfinite(part), noisy, part)
+
+    return by_parts(x, moved)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import some_of
 from kernelwright.tasks import InputSet
-from kernelwright.tasks.input_sets import parts
+from kernelwright.tasks.input_sets import size_of
 
 
 def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
@@ -42,7 +42,7 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
         chosen = some_of(x, share, generator) & movable
     if x.dtype == torch.bool:
         return x ^ chosen
-    size = (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
+    size = size_of(x)
     # What is all zero, such as an initial state, says nothing of its size; it must be seen beside others.
     size = torch.where(size == 0, 1.0, size.clamp_min(1e-3)).to(x.dtype)
     return torch.add(x, chosen, alpha=6 * size.item())

@@ -260,7 +260,8 @@ class Side:
         found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
         if hold:
             self._hold()
-        self._placed = {} if self._shapes.is_large else self._placed
+        if self._shapes.is_large:
+            self._placed.clear()
         return found
 
     def _limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
@@ -309,7 +310,8 @@ class Side:
         self._latest = None  # its inputs may be overwritten now
         answer, clocks = self._exchange("series", self._limit_s(len(draws)), layouts=layouts, seeds=seeds)
         intact = self._intact()
-        self._placed = {} if self._shapes.is_large else self._placed
+        if self._shapes.is_large:
+            self._placed.clear()
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):
             raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")

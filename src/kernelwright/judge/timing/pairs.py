@@ -196,6 +196,7 @@ def _start(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
             try:
                 with forgiving(trial, name):
                     sides[name] = future.result()
+                    sides[name].is_read = name in ("reference", "candidate")
                     sides[name].is_read_in_place = name == "reference" and trial.facts.shapes.is_large
             except (RejectionError, KernelwrightError, WorkerError) as error:
                 failure = error

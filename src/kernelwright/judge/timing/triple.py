@@ -77,8 +77,6 @@ class ProcessTriple:
         self._trial = trial
         self._check = check
         self._sides = sides
-        for name in sides.keys() - {"reference", "candidate"}:
-            sides[name].is_read = False
         self._flush = flush
         self._samples = {name: CallSamples() for name in sides}
         self._first: tuple[Inputs, Outputs, Outputs] | None = None

@@ -24,7 +24,7 @@ from kernelwright.errors import DeviceError
 from kernelwright.judge.settings import GIB
 
 ALIGNMENT_BYTES = 512
-_PAGE_BYTES = 2 << 20
+PAGE_BYTES = 2 << 20
 """Of a device's memory."""
 _OUT_OF_MEMORY = 2
 """`cudaErrorMemoryAllocation`."""
@@ -184,7 +184,7 @@ def _cuda_malloc(size_bytes: int) -> int:
     pointer = ctypes.c_void_p()
     # Whole pages of its own. A handle shares the whole underlying allocation. And a worker on an H200 read gigabytes of a
     # size that was none at half of the memory's speed, in every call (docs/log.md).
-    wanted = ctypes.c_size_t(math.ceil(size_bytes / _PAGE_BYTES) * _PAGE_BYTES)
+    wanted = ctypes.c_size_t(math.ceil(size_bytes / PAGE_BYTES) * PAGE_BYTES)
     status = _cudart().cudaMalloc(ctypes.byref(pointer), wanted)
     if status == _OUT_OF_MEMORY:
         torch.cuda.empty_cache()  # what torch keeps for its next tensors is nobody else's until then
