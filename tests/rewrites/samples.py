@@ -77,14 +77,14 @@ def apply_rules(
     tiled: bool = False,
     once: bool = False,
     channels: bool = False,
-    last: bool = False,
+    half: bool = False,
     captured: bool = False,
 ) -> Rewritten:
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
     fired = [name for graph in graphs for name in rewrite(graph, [BY_NAME[name] for name in names])]
     if fuse:
-        foundry = Foundry(fuse, single, tiled, once, channels, last)
+        foundry = Foundry(fuse, single, tiled, once, channels, half)
         for graph in graphs:
             foundry.fuse(graph)
         fired += foundry.techniques

@@ -502,22 +502,68 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 
 @needs_triton
+@pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), CONVOLVED[1]))
-def test_inputs_with_channels_side_by_side_agree_with_eager(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_convolutions_of_float16_agree_with_eager(
+    name: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In TF32's precision where it is allowed, and else in that of float32."""
     monkeypatch.setattr(groups, "SMALLEST", 256)
     monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     made = {
-        last: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, last=last)
-        for last in (False, True)
+        half: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, half=half)
+        for half in (False, True)
     }
-    assert set(made[True].fired) - set(made[False].fired) == {"channels-last-in-tile"}
-    interpret(made[True].reference, made[True].source.replace(ALLOWS_TF32, "[False]"), tmp_path)
-    # Those of 16 channels in a group alone, and only their inputs: everything else is laid out as it was.
-    laid_out = re.compile(r"_laid_out\(x\d+, \(\d+, 1, (\d+, )*\d+\)\)")
-    assert len(laid_out.findall(made[True].source)) > len(laid_out.findall(made[False].source))
+    assert set(made[True].fired) - set(made[False].fired) == {"fp16-convolution"}
+    text = made[True].source.replace(ALLOWS_TF32, f"[{allowed}]")
+    interpret(made[True].reference, text, tmp_path, 2e-3 if allowed else 2e-6)
+
+
+RANGES = """
+import sys
+from pathlib import Path
+import torch
+from tests.rewrites.samples import load, module_at
+
+folder = Path(sys.argv[1])
+old, new = load((folder / "reference.txt").read_text(), "reference"), module_at(folder / "candidate.py")
+model, rewritten = old.Model().eval(), new.ModelNew().eval()
+(x,) = old.get_inputs()
+sizes = torch.tensor([1.0, 0.3, 7.9, 1e-18, 1e18, 60000.0])
+x = x / x.abs().amax((1, 2, 3), keepdim=True) * sizes.view(-1, 1, 1, 1)
+x[0, :, 10:] = 1e-7
+with torch.no_grad():
+    model.c.weight *= torch.logspace(-12, 4, 20).view(-1, 1, 1, 1)
+    rewritten.load_state_dict(model.state_dict())
+    want, have = model.double()(x.double()), rewritten(x)
+    error = (have - want).square().mean((2, 3)).sqrt() / want.square().mean((2, 3)).sqrt()
+    assert error.max() < 1e-3, f"error {error.max()}"
+    dark = (have - want)[0, :, 12:].abs().amax() / want[0, :, 12:].abs().amax()
+    assert dark < 1e-3, f"error {dark} where an image is dark"
+    x[5, 0, 3, 3] = float("inf")
+    have, want = rewritten(x), model.float()(x)
+    assert torch.equal(have.isinf(), want.isinf()), "Inf does not get through, or more does"
+    assert have[5].isfinite().any(), "what does not read it is finite"
+"""
+
+
+@needs_triton
+def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images and output channels have magnitudes from 1e-18 to 1e18, and one image has dark parts."""
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
+    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    layer = "self.c = nn.Conv2d(12, 20, 3, padding=1, bias=False)"
+    text = task_text("return self.c(a)", "torch.randn(6, 12, 17, 21)", layer)
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    assert "fp16-convolution" in done.fired
+    candidate = done.source.replace(ALLOWS_TF32, "[True]")
+    interpreted(RANGES, done.reference, candidate, tmp_path)
+    always = candidate.replace("if shift != 12:", "if shift == 999:")
+    assert always != candidate
+    with pytest.raises(AssertionError, match="error "):
+        interpreted(RANGES, done.reference, always, tmp_path)
 
 
 def interpret(reference: str, candidate: str, folder: Path, tolerance: float = 2e-6) -> None:

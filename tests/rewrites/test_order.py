@@ -144,8 +144,8 @@ def test_what_other_searches_of_the_same_task_found() -> None:
 
 def test_an_order_is_read_as_it_was_written_and_nothing_else_is_read(tmp_path: Path) -> None:
     path = tmp_path / "order.json"
-    Order({"graph": 0.25, "tiled on conv2d": -1.5, "tiny": 1e-4}).write(path)
-    assert read_order(path).weights == {"graph": 0.25, "tiled on conv2d": -1.5}
+    Order({"graph": 0.25, "tiled on conv2d": -1.5, "tiny": 1e-4, "tiny on conv2d": 1e-4}).write(path)
+    assert read_order(path).weights == {"graph": 0.25, "tiled on conv2d": -1.5, "tiny": 1e-4}
     for text in ("[]", '{"graph": "much"}', "{"):
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"Wanted an order of proposals in .*order\.json"):
@@ -157,7 +157,7 @@ def test_an_order_is_read_as_it_was_written_and_nothing_else_is_read(tmp_path: P
 def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_processor() -> None:
     task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
     plan = sources(task, policy=BuiltinPolicy(Order({})))
-    weights = {"cuda-graph": 1.0, "remove-noops": 0.5}
+    weights = {name: 0.0 for one in plan for name in one.techniques} | {"cuda-graph": 1.0, "remove-noops": 0.5}
     found = sources(task, policy=BuiltinPolicy(Order(weights)))
     assert {one.sha256 for one in found} == {one.sha256 for one in plan}
     worth = [
@@ -180,9 +180,20 @@ def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.Monk
     assert sources(product)[0].techniques[0].startswith("split-product")
     assert read_order(gains.PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
-    Order({"cuda-graph": 1.0}).write(mine)
+    names = {name for one in sources(diagonal) for name in one.techniques}
+    Order(dict.fromkeys(names, 0.0) | {"cuda-graph": 1.0}).write(mine)
     monkeypatch.setenv("KERNELWRIGHT_ORDER", str(mine))
     assert "cuda-graph" in sources(diagonal)[0].techniques
+
+
+def test_what_no_search_has_tried_comes_first() -> None:
+    task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
+    names = {name for one in sources(task) for name in one.techniques}
+    known = dict.fromkeys(names - {"remove-noops"}, 1.0)
+    found = [one.techniques for one in sources(task, policy=BuiltinPolicy(Order(known)))]
+    new = ["remove-noops" in one for one in found if "compile-max-autotune" not in one]
+    assert new == sorted(new, reverse=True), "an autotuner is last whatever is known"
+    assert 0 < sum(new) < len(new)
 
 
 def test_one_command_learns_from_runs_of_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,8 +81,8 @@ class Recipe:
     """Whether long rows are read once."""
     channels: bool = False
     """Whether kernels of convolutions may reduce their channels, and pool."""
-    last: bool = False
-    """Whether they read their inputs with channels side by side."""
+    half: bool = False
+    """Whether they multiply float16 where they may use TF32."""
     recurrent: bool = False
     """Whether LSTMs and GRUs are kernels that stay for all time steps."""
     attention: bool = False
@@ -205,11 +205,11 @@ class Workshop:
                 convolutions=recipe.tiled,
                 once=recipe.once,
                 channels=recipe.channels,
-                last=recipe.last,
+                half=recipe.half,
             )
             for graph in graphs:
                 foundry.fuse(graph)
-            asked = {fusion.TILED: recipe.tiled, fusion.CHANNELS_LAST: recipe.last, fusion.ONE_READ: recipe.once}
+            asked = {fusion.TILED: recipe.tiled, fusion.FP16_CONVOLUTION: recipe.half, fusion.ONE_READ: recipe.once}
             wanted = {name for name, is_asked in asked.items() if is_asked}
             lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
             if lacking or not (foundry.techniques or recipe.product or recipe.recurrent or recipe.attention):
@@ -288,11 +288,11 @@ class BuiltinPolicy:
             return list(itertools.islice(proposals, count))
         order = self._order or order_in_use()
 
-        def rank(one: Candidate) -> tuple[bool, bool, float]:
+        def rank(one: Candidate) -> tuple[bool, bool, bool, float]:
             # An autotuner takes longest, and searches looked only where it could still win: what is known of it is biased.
             varies = compiles(one.source) is Compiles.VARIANTS
             hindered = workshop.copies_much and not wrappers.WITH_GRAPH.isdisjoint(one.techniques)
-            return varies, hindered, -order.gain(one.techniques, workshop.place)
+            return varies, hindered, order.knows(one.techniques), -order.gain(one.techniques, workshop.place)
 
         return sorted(proposals, key=rank)[:count]
 
@@ -348,12 +348,10 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         yield replace(lasting, wrapper="cuda-graph")
     if workshop.device.startswith("cuda"):
         # A kernel that also computes what follows saves reading and writing the convolution's result.
-        for channels in (True, False):
-            tiled = replace(whole, fuse="all", tiled=True, channels=channels)
+        for half, channels in itertools.product((True, False), repeat=2):
+            tiled = replace(whole, fuse="all", tiled=True, half=half, channels=channels)
             yield tiled
             yield replace(tiled, wrapper="cuda-graph")
-        # torch.compile has cuDNN read channels side by side, which costs a copy of the inputs and feeds tensor cores faster.
-        yield replace(whole, fuse="all", tiled=True, last=True)
         yield replace(whole, fuse="all", once=True)
     fused = workshop.build(replace(whole, fuse="all"))
     if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
@@ -437,7 +435,7 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
         not IN_TILE.isdisjoint(techniques),
-        fusion.CHANNELS_LAST in techniques,
+        fusion.FP16_CONVOLUTION in techniques,
         recurrent.PERSISTENT in techniques,
         attention.TILED in techniques,
     )

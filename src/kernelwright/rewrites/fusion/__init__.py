@@ -9,18 +9,18 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel
+from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel, HalfConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.nest import ROWS
 from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads_once
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
-from kernelwright.rewrites.fusion.windows import CHANNELS_LAST, POOLED_TILES, TILED, WHOLE_CHANNELS
+from kernelwright.rewrites.fusion.windows import FP16_CONVOLUTION, POOLED_TILES, TILED, WHOLE_CHANNELS
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["CHANNELS_LAST", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
+__all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
 
 
 def _triton_kernel(
@@ -30,10 +30,10 @@ def _triton_kernel(
     strides: tuple[tuple[int, ...], ...],
     *,
     once: bool = False,
-    last: bool = False,
+    half: bool = False,
 ) -> triton.TritonKernel:
     if program.convolution is not None:
-        return ConvolutionKernel(name, program, signature, strides, last)
+        return (HalfConvolutionKernel if half else ConvolutionKernel)(name, program, signature, strides)
     kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
     made = kind(name, program, signature, strides)
     once = once and made.nest.kind == ROWS and reads_once(made.nest) and bool(made.full_stores)
@@ -49,7 +49,7 @@ class Foundry:
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
         once: Whether long rows are read once, by programs that wait for one another, on a GPU.
         channels: Whether the kernel of a convolution may reduce its channels, and pool.
-        last: Whether it reads its inputs with channels side by side, where it can.
+        half: Whether it multiplies float16 where it may use TF32.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Foundry:
         convolutions: bool = False,
         once: bool = False,
         channels: bool = False,
-        last: bool = False,
+        half: bool = False,
     ) -> None:
         self._kernels: dict[str, Any] = {}
         self._alone = False
         on_gpu = device.startswith("cuda")
         self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if on_gpu else WORTH_ALONE) if single else ()
         self._language = "triton" if on_gpu else "cpp"
-        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once, last=last) if on_gpu else cpp.CppKernel
+        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once, half=half) if on_gpu else cpp.CppKernel
         printable = triton.accepts if on_gpu else cpp.accepts
 
         def accepts(program: LoopProgram) -> bool:
@@ -86,7 +86,7 @@ class Foundry:
             f"fuse-{'all' if self._alone else 'chains'}-{self._language}": True,
             SPLIT_ROWS: any(kernel.splits_rows and not isinstance(kernel, OneReadKernel) for kernel in kernels),
             TILED: bool(convolutions),
-            CHANNELS_LAST: any(kernel.channels_last for kernel in convolutions),
+            FP16_CONVOLUTION: any(isinstance(kernel, HalfConvolutionKernel) for kernel in convolutions),
             WHOLE_CHANNELS: any(kernel.program.reduced for kernel in convolutions),
             POOLED_TILES: any(kernel.program.pooled for kernel in kernels),
             ONE_READ: any(isinstance(kernel, OneReadKernel) for kernel in kernels),

@@ -3,8 +3,9 @@
 A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
 outputs at one residue of the stride are an ordinary convolution with some of the taps.
 
-Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Where it does not, each operand is split into
-two TF32 numbers, three products of which are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
+Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel, or it multiplies float16 with as many bits, which
+a pass before it lays out (`templates.fp16_convolution`). Where PyTorch does not, each operand is split into two TF32 numbers,
+three products of which are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.program import POOLERS, ROW, LoopProgram, Pooled
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
-from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, phases_of
+from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, Phase, phases_of
 from kernelwright.rewrites.graph import contiguous_strides, numel, shape
 from kernelwright.rewrites.rules.convolution import Geometry
+from kernelwright.rewrites.templates import fp16_convolution
 
 
 class ConvolutionKernel(TritonKernel):
@@ -30,6 +32,8 @@ class ConvolutionKernel(TritonKernel):
     launcher."""
 
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
+    prepared: ClassVar[tuple[str, ...]] = ()
+    """Further arguments of the kernel, which are made in each call."""
 
     def __init__(
         self,
@@ -37,25 +41,27 @@ class ConvolutionKernel(TritonKernel):
         program: LoopProgram,
         signature: Signature,
         strides: tuple[tuple[int, ...], ...],
-        last: bool = False,
     ) -> None:
         found, (tiled,) = cast(Geometry, program.convolution), [step for step in program.steps if step.name == "convolution"]
-        first, number = (signature.loads[list(program.loads).index(int(item))][0] for item in tiled.operands)
+        self.given = [signature.loads[list(program.loads).index(int(item))][0] for item in tiled.operands]
+        """Arguments that hold the inputs and the weights."""
+        super().__init__(name, program, signature, self._laid_out(found, signature, strides))
+
+    def _laid_out(
+        self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]
+    ) -> tuple[tuple[int, ...], ...]:
+        """Strides that the kernel wants its arguments to have."""
         self.by_taps = shape(found.source)[1] // found.groups % LEAST_SUM == 0
         """Whether a step of the sums has one tap, whose place is one number for all of them."""
-        arguments, laid_out = [argument for argument, _ in signature.loads], list(strides)
+        (first, number), laid_out = self.given, list(strides)
+        arguments = [argument for argument, _ in signature.loads]
         if self.by_taps and arguments.count(number) == 1 and 1 not in strides[number][:2]:
             # A step reads one tap of many channels and outputs, and in weights with several taps none of these are adjacent:
             # each call first lays outputs side by side.
             size, outputs = shape(found.weight), 1 if found.transposed else 0
             laid_out[number] = _dense_strides(size, (outputs, 1 - outputs, *range(2, len(size))))
-        self.channels_last = last and self.by_taps and arguments.count(first) == 1 and strides[first][1] != 1
-        """Whether each call lays the inputs out with channels side by side: a step reads many channels of one tap."""
-        if self.channels_last:
-            size = shape(found.source)
-            laid_out[first] = _dense_strides(size, (1, *range(len(size) - 1, 1, -1), 0))
         self.source_strides, self.weight_strides = laid_out[first], laid_out[number]
-        super().__init__(name, program, signature, tuple(laid_out))
+        return tuple(laid_out)
 
     def _stored_at(self, pointer: str) -> str:
         found = cast(Geometry, self.program.convolution)
@@ -94,6 +100,7 @@ class ConvolutionKernel(TritonKernel):
         body += [
             "point = task * POINTS + tl.arange(0, POINTS)[:, None]",
             f"in_points, in_channels = point < {positions}, channel < {outputs}",
+            *self._within(positions),
             *self._split(
                 [Dim(size, ()) for size in (sizes[0], *across)], ["i0", *(f"{letter}{dim}" for dim in range(rank))], "point"
             ),
@@ -123,21 +130,38 @@ class ConvolutionKernel(TritonKernel):
             "",
             "",
         ]
-        lines += self._definition(
-            "kernel", [*self.inputs, *self.outputs, *(f"{one}: tl.constexpr" for one in (*self.names, "TF32"))], body
-        )
+        constants = [f"{one}: tl.constexpr" for one in (*self.names, "TF32")]
+        lines += self._definition("kernel", [*self.inputs, *self.prepared, *self.outputs, *constants], body)
         others = found.groups * math.prod(strides[dim] for dim in apart)
         grid = f"-(-{positions} // {declared[0]}) * -(-{outputs} // {declared[1]}) * {others}"
-        launch = f"_{name}_launch"
-        given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, tf32, num_stages={knobs}["stages"][0]'
-        lines += [f"{launch} = {{tf32: _Launch(_{name}_kernel, {given}) for tf32 in (False, True)}}", "", ""]
-        chosen = f"{launch}[torch.backends.cudnn.allow_tf32]"
-        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{chosen}({', '.join([*names, *outs])})"])])
+        stages = self._stages(f'{knobs}["stages"][0]')
+        given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, tf32, num_stages={stages}'
+        lines += [
+            *self._preparation(found, units),
+            f"_{name}_launch = {_for_both(f'_Launch(_{name}_kernel, {given})')}",
+            "",
+            "",
+        ]
+        return "\n".join([*lines, *self._launcher(self._call)])
 
-    @staticmethod
-    def _choices(outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
+    def _within(self, positions: int) -> list[str]:
+        """Statements that keep positions beyond the last one from being read."""
+        return []
+
+    def _stages(self, wanted: str) -> str:
+        """Depth of the software pipeline, by whether TF32 is allowed."""
+        return wanted
+
+    def _preparation(self, found: Geometry, units: Sequence[int]) -> list[str]:
+        """Lines of the module that make what lays operands out before the kernel."""
+        return []
+
+    def _call(self, names: list[str], outs: list[str]) -> list[str]:
+        return [f"_{self.__name__}_launch[{_ALLOWED}]({', '.join([*names, *outs])})"]
+
+    def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
-        channels = max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
+        channels = _wide(outputs)
         # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
         points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
@@ -177,14 +201,7 @@ class ConvolutionKernel(TritonKernel):
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
         every = [phases_of(found, dim) for dim in range(rank)]
         strides, sizes, weights = self.source_strides, shape(found.source), self.weight_strides
-        lines = []
-        for dim, phases in enumerate(every):
-            for label in ("taps", "first", "place"):
-                lines.append(f"{label}{dim} = {_choice([getattr(one, label) for one in phases], f'phase{dim}')}")
-            # LLVM takes a division by what may be zero as proof that it is not, also where the loop would not run.
-            lines.append(f"each{dim} = {_choice([max(1, one.taps) for one in phases], f'phase{dim}')}")
-            scale = phases[0].scale
-            lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
+        lines = _phase_lines(every)
         channels = sizes[1] // found.groups
         apart = every[-1][0].scale > 1 or self.program.pooled is not None
         lines += [
@@ -192,7 +209,6 @@ class ConvolutionKernel(TritonKernel):
             + "".join(f" + at{dim} * {strides[dim + 2]}" for dim in range(rank)),
             *([f"begin = {_side_by_side('begin', apart=apart)}"] if strides[-1] == 1 else []),
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
-            f"taps = {' * '.join(f'taps{dim}' for dim in range(rank))}",
         ]
         # Most shapes have whole tiles: fewer tests leave registers for loads in flight.
         tests = ["in_points"] * (positions % 512 > 0)
@@ -211,15 +227,10 @@ class ConvolutionKernel(TritonKernel):
             tests.append(f"(r < {channels} * taps)")
         moves = []
         for dim, phases in enumerate(every):
-            move = phases[0].move
-            ends = [
-                one.place + tap * move + unit
-                for one in phases
-                for tap, unit in itertools.product((0, one.taps - 1), (0, (units[dim] - 1) * one.scale))
-            ]
+            move, (least, most) = phases[0].move, _ends(phases, units[dim])
             moves.append(f"{row_tap}{dim} * {move * strides[dim + 2]}")
             at = f"at{dim} + {row_tap}{dim} * {move}"
-            tests += [f"({at} >= 0)"] * (min(ends) < 0) + [f"({at} < {sizes[dim + 2]})"] * (max(ends) >= sizes[dim + 2])
+            tests += [f"({at} >= 0)"] * (least < 0) + [f"({at} < {sizes[dim + 2]})"] * (most >= sizes[dim + 2])
         place = f"begin + (r_channel * {strides[1]} + {' + '.join(moves)})"
         masked = f", mask={' & '.join(tests)}, other=0.0" if tests else ""
         loop.append(f"inputs = tl.load({place}{masked})")
@@ -244,6 +255,146 @@ class ConvolutionKernel(TritonKernel):
             '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
         ]
         return [*lines, *(f"    {line}" for line in loop)]
+
+
+class HalfConvolutionKernel(ConvolutionKernel):
+    """The same with float16 operands, which lie side by side for tensor cores; float32 ones where TF32 is not allowed."""
+
+    helpers: ClassVar = fp16_convolution.emit()
+    prepared: ClassVar = ("pixels", "pixel_largest", "filters", "filter_largest")
+
+    def _laid_out(
+        self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]
+    ) -> tuple[tuple[int, ...], ...]:
+        self.source_strides = strides[self.given[0]]
+        return strides
+
+    def _index_type(self) -> str:
+        # Edges and channels of zeros at most double what an image of three channels or a small one takes.
+        found = cast(Geometry, self.program.convolution)
+        return "tl.int64" if 4 * numel(found.source) >= 1 << 31 else super()._index_type()
+
+    def _within(self, positions: int) -> list[str]:
+        return [f"point = tl.minimum(point, {positions - 1})"]
+
+    def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
+        return fp16_convolution.tiles(_wide(outputs))
+
+    def _stages(self, wanted: str) -> str:
+        return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory
+
+    def _preparation(self, found: Geometry, units: Sequence[int]) -> list[str]:
+        rank, (images, channels, *sizes) = len(found.kernel), shape(found.source)
+        lows, padded = self._edges(found, units)
+        ones, strides = (1,) * (3 - rank), self.source_strides
+        spatial = ((0,) * (3 - rank) + tuple(lows), (*ones, *padded), (*strides[:2], *(0 for _ in ones), *strides[2:]))
+        outputs = shape(found.weight)[1] if found.transposed else shape(found.weight)[0] // found.groups
+        given = [images, channels // found.groups, found.groups, (*ones, *sizes), *spatial]
+        given += [outputs, math.prod(found.kernel), found.transposed]
+        text = f"_Prepared(tf32, {', '.join(map(repr, given))})"
+        return [f"_{self.__name__}_prepared = {_for_both(text)}"]
+
+    def _call(self, names: list[str], outs: list[str]) -> list[str]:
+        source, weight = (names[number] for number in self.given)
+        name = self.__name__
+        return [
+            f"prepared = _{name}_prepared[{_ALLOWED}]({source}, {weight}.contiguous())",
+            f"_{name}_launch[{_ALLOWED}]({', '.join([*names, '*prepared', *outs])})",
+        ]
+
+    @staticmethod
+    def _edges(found: Geometry, units: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Zeros before the inputs along each dimension, and its size with those before and after."""
+        lows, padded = [], []
+        for dim, (size, count) in enumerate(zip(shape(found.source)[2:], units, strict=True)):
+            least, most = _ends(phases_of(found, dim), count)
+            lows.append(max(0, -least))
+            padded.append(lows[-1] + max(size, most + 1))
+        return lows, padded
+
+    def _products(self, found: Geometry, units: Sequence[int], positions: int) -> list[str]:
+        rank, each = len(found.kernel), -(-shape(found.source)[1] // found.groups // fp16_convolution.VECTOR)
+        each *= fp16_convolution.VECTOR
+        every = [phases_of(found, dim) for dim in range(rank)]
+        lows, padded = self._edges(found, units)
+        strides = contiguous_strides((shape(found.source)[0], *padded, each * found.groups))
+        taps = contiguous_strides(found.kernel)
+        place = [f"(at{dim} + {lows[dim]}) * {strides[dim + 1]}" for dim in range(rank)]
+        lines = [
+            *_phase_lines(every),
+            f"begin = pixels + ({' + '.join([f'i0 * {strides[0]}', f'group * {each}', *place])})",
+            f"column = filters + i1 * {math.prod(found.kernel) * each}",
+            "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
+        ]
+        moves = [f"{{0}}{dim} * {phases[0].move * strides[dim + 1]}" for dim, phases in enumerate(every)]
+        weights = [f"(first{dim} + {{0}}{dim} * {phases[0].step}) * {taps[dim] * each}" for dim, phases in enumerate(every)]
+        if each % fp16_convolution.LONGEST == 0:
+            r, c = (" + ".join(items).format("tap") for items in (moves, weights))
+            loop = [
+                f"for step in range(0, taps * ({each} // LENGTH)):",
+                *_indices("tap", f"step // ({each} // LENGTH)", found.kernel),
+                f"channels = (step % ({each} // LENGTH)) * LENGTH + tl.arange(0, LENGTH)",
+                f"inputs = tl.load(begin + (channels[None, :] + {r}))",
+                f"weights = tl.load(column + (channels[:, None] + {c}), mask=in_channels, other=0.0)",
+            ]
+        else:
+            loop = [f"for start in range(0, taps * {each}, LENGTH):"]
+            for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
+                loop += [f"{letter} = start + tl.arange(0, LENGTH){index}"]
+                loop += [*_indices(f"{letter}_tap", f"{letter} // {each}", found.kernel)]
+            r, c = (" + ".join(items).format(f"{letter}_tap") for items, letter in ((moves, "r"), (weights, "c")))
+            loop += [
+                f"inputs = tl.load(begin + (r % {each} + {r}), mask=r < taps * {each}, other=0.0)",
+                f"weights = tl.load(column + (c % {each} + {c}), mask=(c < taps * {each}) & in_channels, other=0.0)",
+            ]
+        loop += [
+            "if TF32:",
+            "    acc = tl.dot(inputs, weights, acc)",
+            "else:",
+            '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
+        ]
+        after = [
+            "if TF32:",
+            "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
+            "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
+        ]
+        return [*lines, loop[0], *(f"    {line}" for line in loop[1:]), *after]
+
+
+_ALLOWED = "torch.backends.cudnn.allow_tf32"
+
+
+def _for_both(text: str) -> str:
+    """A dictionary of what is made by whether TF32 is allowed."""
+    return f"{{tf32: {text} for tf32 in (False, True)}}"
+
+
+def _wide(outputs: int) -> int:
+    """Channels of a tile."""
+    return max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
+
+
+def _ends(phases: Sequence[Phase], units: int) -> tuple[int, int]:
+    """First and last place of the inputs that so many units of outputs read along a dimension."""
+    ends = [
+        one.place + tap * one.move + unit
+        for one in phases
+        for tap, unit in itertools.product((0, one.taps - 1), (0, (units - 1) * one.scale))
+    ]
+    return min(ends), max(ends)
+
+
+def _phase_lines(every: Sequence[Sequence[Phase]]) -> list[str]:
+    """What a tile's phases are along each dimension, and where its units begin to read."""
+    lines = []
+    for dim, phases in enumerate(every):
+        for label in ("taps", "first", "place"):
+            lines.append(f"{label}{dim} = {_choice([getattr(one, label) for one in phases], f'phase{dim}')}")
+        # LLVM takes a division by what may be zero as proof that it is not, also where the loop would not run.
+        lines.append(f"each{dim} = {_choice([max(1, one.taps) for one in phases], f'phase{dim}')}")
+        scale = phases[0].scale
+        lines.append(f"at{dim} = u{dim}{f' * {scale}' if scale > 1 else ''} + place{dim}")
+    return [*lines, f"taps = {' * '.join(f'taps{dim}' for dim in range(len(every)))}"]
 
 
 def _dense_strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

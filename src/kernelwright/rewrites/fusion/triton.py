@@ -124,6 +124,8 @@ class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
+    helpers: ClassVar = ""
+    """Text of further functions that it needs."""
     neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "argmax": "-0x7FFFFFFFFFFFFFFF"}
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
@@ -138,8 +140,8 @@ class TritonKernel(FusedKernel):
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
-        """Imports and functions that all kernels of a module share."""
-        return HELPERS
+        """Imports and functions that all kernels of a module share, and what some of them need besides."""
+        return "\n\n".join([HELPERS, *dict.fromkeys(kernel.helpers for kernel in kernels if kernel.helpers)])
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""

@@ -37,8 +37,8 @@ WHOLE_CHANNELS = "channels-in-tile"
 """Technique: a convolution's tile has all channels of its positions, which the same kernel reduces."""
 MOST_CHANNELS = 128
 """Channels of the widest tile."""
-CHANNELS_LAST = "channels-last-in-tile"
-"""Technique: a convolution's kernel reads its inputs with channels side by side; each call lays them out so first."""
+FP16_CONVOLUTION = "fp16-convolution"
+"""Technique: a convolution's kernel multiplies float16 with as many bits as TF32 has, which each call lays out first."""
 POOLED_TILES = "pool-in-tile"
 """Technique: the kernel of a convolution pools what it computes, place by place of each window."""
 MOST_PLACES = 64

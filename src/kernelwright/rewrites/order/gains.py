@@ -5,7 +5,8 @@
 A candidate is known by its techniques; a task by its operators, and by how many kernels it launches, how many bytes each of
 them moves and how many operations there are to a byte: whether launches, memory or arithmetic limit it. An order holds
 weights for each technique in each of these places. `order.json` beside this file is learnt from results/kernelbench-h200, by
-`learning`. A technique that no search has used has no weight, which makes it neither better nor worse than the others.
+`learning`. A technique that no search has used has no weight; its candidates come first, since nothing else tells what it
+is worth.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PACKAGED = Path(__file__).with_name("order.json")
 VARIABLE = "KERNELWRIGHT_ORDER"
 """Variable that names a file to take in place of the packaged one."""
 SMALL = 1e-3
-"""Weights below it are left out of the file: a hundred of them would change a score by a tenth at most."""
+"""Weights of techniques in places below it are left out of the file: a hundred change a score by a tenth at most."""
 _NEAR = 1.5
 """Value of a feature that stands for an order of magnitude. Our choice; with 1 an order learns as much."""
 
@@ -122,9 +123,14 @@ class Order:
         """Score among the task's candidates, the higher the likelier it is the best; 0 where nothing is known."""
         return sum(self.weights.get(name, 0.0) * value for name, value in features(techniques, place))
 
+    def knows(self, techniques: Iterable[str]) -> bool:
+        """Whether searches have used all of these."""
+        return all(name in self.weights for name in techniques)
+
     def write(self, path: Path) -> None:
-        """Keep it."""
-        kept = {name: round(weight, 4) for name, weight in sorted(self.weights.items()) if abs(weight) >= SMALL}
+        """Keep it, each technique whatever its weight: it was tried."""
+        named = sorted(self.weights.items())
+        kept = {name: round(weight, 4) for name, weight in named if abs(weight) >= SMALL or " " not in name}
         path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
 
 
