@@ -3,8 +3,8 @@
 A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
 outputs at one residue of the stride are an ordinary convolution with some of the taps.
 
-Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Or it multiplies float16 with as many bits, which
-a pass before it lays out (`templates.fp16_convolution`). Where PyTorch does not, each operand is split into two TF32
+Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Or it multiplies float16 with as many bits,
+which a pass before it lays out (`templates.fp16_convolution`). Where PyTorch does not, each operand is split into two TF32
 numbers, three products of which are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
 """
 
