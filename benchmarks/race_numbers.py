@@ -79,10 +79,12 @@ class Run(RunDirectory):
             return "h100_" if "H100" in self.gpu else ""
         return SUITES.get(str(suite), "other_")
 
-    @property
-    def latest(self) -> str:
-        """Date and time of its latest evaluation; nothing without one."""
-        return max((one.started for one in self.evaluations()), default="")
+    def latest(self) -> dict[str, str]:
+        """Date and time of each task's latest evaluation."""
+        found: dict[str, str] = {}
+        for one in self.evaluations():
+            found[one.task] = max(found.get(one.task, ""), one.started)
+        return found
 
     def lines(self) -> list[Line]:
         """Where each task stands."""
@@ -225,8 +227,9 @@ def with_levels(lines: Sequence[Line], released: Mapping[str, Mapping[str, float
 def later_by_task(runs: Iterable[Run]) -> list[Line]:
     """One line for each task: of several runs the later one that decides it, without a choice by what they measured.
 
-    A run is later by its latest evaluation, or else by its place in the order given. Of a task that no run decides the line
-    that got furthest stays; of equal ones that whose baselines are measured, or else the later.
+    A run is later by its latest evaluation of the task, or else by its place in the order given: one that went on with other
+    tasks is no later for this one. Of a task that no run decides the line that got furthest stays; of equal ones that whose
+    baselines are measured, or else the later.
     """
     found: dict[str, Line] = {}
     order = list(TaskOutcome)
@@ -235,11 +238,14 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
         """How far a line is from being decided."""
         return order.index(line["outcome"]), not line["baselines_measured"]
 
-    for run in sorted(runs, key=lambda run: run.latest):
-        for line in run.lines():
-            known = found.get(line["task"])
-            if known is None or is_counted(line) or (not is_counted(known) and missing(line) <= missing(known)):
-                found[line["task"]] = line
+    dated = []
+    for run in runs:
+        latest = run.latest()
+        dated += [(latest.get(line["task"], ""), line) for line in run.lines()]
+    for _, line in sorted(dated, key=lambda one: one[0]):
+        known = found.get(line["task"])
+        if known is None or is_counted(line) or (not is_counted(known) and missing(line) <= missing(known)):
+            found[line["task"]] = line
     return list(found.values())
 
 

@@ -192,6 +192,16 @@ def test_of_two_runs_the_later_one_decides_a_task_even_if_it_was_slower(race_sum
     assert (found["tasks"], found["h100_tasks"]) == (3, 1), "that of the later run, of whichever GPU"
 
 
+def test_a_run_that_went_on_with_one_task_is_no_later_for_another(race_summary, run, tmp_path):
+    other = copy_of(run, tmp_path / "other")
+    rewrite(other, lambda one: one.model_copy(update={"started": "2026-11-25T10:00:00+00:00"}))
+    went_on = {"kernelbench/level1/2": "2026-11-26T10:00:00+00:00"}
+    rewrite(run, lambda one: one.model_copy(update={"started": went_on.get(one.task, "2026-11-24T10:00:00+00:00")}))
+    race_summary.main([str(other.path), str(run.path), "--out", str(tmp_path / "out")])
+    rows = {row["task"]: row for row in json.loads((tmp_path / "out" / "summary.json").read_text())["today_rows"]}
+    assert [rows[f"kernelbench/level1/{number}"]["run"] for number in (1, 2)] == ["other", "race"]
+
+
 def test_each_suite_has_numbers_and_a_section_of_its_own(race_summary, run, tmp_path):
     runs = {}
     for suite, group in {
