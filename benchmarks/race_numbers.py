@@ -246,7 +246,7 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
         known = found.get(line["task"])
         if known is None or is_counted(line) or (not is_counted(known) and missing(line) <= missing(known)):
             found[line["task"]] = line
-    return list(found.values())
+    return [found[task] for task in dict.fromkeys(line["task"] for _, line in dated)]
 
 
 def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
