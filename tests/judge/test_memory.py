@@ -35,8 +35,8 @@ TASK = Task(id="relu", source=SOURCE)
 CANDIDATE = SOURCE.replace("Model", "ModelNew")
 SMALL_SOURCE = SOURCE.replace("64, 256", "8, 64")
 N = 64 * 256 * 4
-ROOM = N / 2
-"""For what is done in pieces, and for masks of single bytes."""
+ROOM = N / 8
+"""For what is done in pieces."""
 
 
 @pytest.fixture(autouse=True)
@@ -180,5 +180,5 @@ def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(t
         harness.op_call({})
         assert not harness.op_check({})
         harness.op_time({})
-        # The questions, a copy of an input, and an output.
-        assert held.peak < 8 * N + ROOM
+        # The questions, a copy of an input, an output, and a mask of single bytes.
+        assert held.peak < 8.25 * N + 2 * ROOM

@@ -7,7 +7,7 @@ which the reference itself raises or is not finite lies outside the task's domai
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,11 @@ def by_parts(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) ->
     for part, target in zip(parts(x), parts(found), strict=True):
         target.copy_(change(part))
     return found
+
+
+def has_nan(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether NaN is in any of them. By parts: answers for a whole tensor take a quarter of its memory in float32."""
+    return any(bool(torch.stack([part.isnan().any() for part in parts(x)]).any()) for x in tensors if x.is_floating_point())
 
 
 def size_of(x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ from kernelwright.judge.check.compare import (
 )
 from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, Outputs, State, SumLength, tensors_of
 from kernelwright.judge.check.trial import Trial
-from kernelwright.tasks import INPUT_SETS, is_inexact
+from kernelwright.tasks import INPUT_SETS, has_nan, is_inexact
 
 _UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
 """Operators that may name any of several equal elements, by PyTorch's documentation."""
@@ -135,7 +135,7 @@ class Bounds:
             OutOfDomainError: the reference's answer is of no use here.
         """
         trial = self._trial
-        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+        if has_nan(outputs):
             raise OutOfDomainError("the reference gives NaN in its own precision")
         if truth is not None and [output.shape for output in truth] != [output.shape for output in outputs]:
             # A view of the bits, say, has another shape in float64.

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
-from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, is_inexact, seed_generators
+from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators
 from kernelwright.tasks.input_sets import by_parts
 from kernelwright.tasks.loading import described
 
@@ -164,7 +164,7 @@ class Oracle:
         if not (outputs := self._forward(model, inputs)):
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
         give_back_spare_memory(self.device)
-        if any(bool(torch.isnan(output).any()) for output in outputs if output.is_floating_point()):
+        if has_nan(outputs):
             raise OutOfDomainError("the reference gives NaN")
         return outputs
 

@@ -35,7 +35,7 @@ from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import CallSamples, TripleClocks
 from kernelwright.records import Label, Reason
-from kernelwright.tasks import device_is_full
+from kernelwright.tasks import device_is_full, has_nan
 from kernelwright.tasks.input_sets import InputSet
 
 SIDES, RIVAL = ("reference", "candidate", "null"), "rival"
@@ -123,7 +123,7 @@ class ProcessTriple:
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
-            if any(bool(torch.isnan(x).any()) for x in answers["reference"].outputs if x.is_floating_point()):
+            if has_nan(answers["reference"].outputs):
                 continue
             allowed = self._check.tolerances[chosen]
             self._near(answers["candidate"], answers["reference"], f"the output on `{chosen.name}`", allowed, inputs)
@@ -321,7 +321,7 @@ class ProcessTriple:
         wanted, outputs = (
             side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self._sides["candidate"])
         )
-        if any(bool(torch.isnan(output).any()) for output in wanted if output.is_floating_point()):
+        if has_nan(wanted):
             return None  # these weights lie outside the task's domain
         far = _far(self._check, inputs, wanted, outputs, self._check.timed_tolerance, state)
         return None if far is None else f"the output is {far}"

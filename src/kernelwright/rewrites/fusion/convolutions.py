@@ -260,7 +260,7 @@ class ConvolutionKernel(TritonKernel):
 class HalfConvolutionKernel(ConvolutionKernel):
     """The same with float16 operands, which lie side by side for tensor cores; float32 ones where TF32 is not allowed."""
 
-    helpers: ClassVar = fp16_convolution.emit()
+    helpers: ClassVar[str] = fp16_convolution.emit()
     prepared: ClassVar = ("pixels", "pixel_largest", "filters", "filter_largest")
 
     def _laid_out(

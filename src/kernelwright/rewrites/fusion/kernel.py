@@ -31,6 +31,8 @@ class FusedKernel(ABC):
 
     neutral: ClassVar[dict[str, str]]
     """Text of each reduction's neutral element."""
+    helpers: ClassVar[str] = ""
+    """Text of functions that it needs beside those that all kernels share."""
     splits_rows = False
     """Whether programs compute chunks of rows."""
 

@@ -124,8 +124,6 @@ class TritonKernel(FusedKernel):
     """A Triton kernel and the Python function that launches it."""
 
     device_test = "is_cuda"
-    helpers: ClassVar = ""
-    """Text of further functions that it needs."""
     neutral: ClassVar = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")', "argmax": "-0x7FFFFFFFFFFFFFFF"}
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
