@@ -10,7 +10,7 @@ from kernelwright.records import Evaluation, Label, Task, Verdict
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.templates import recurrent, split_product
+from kernelwright.rewrites.templates import fp16_convolution, recurrent, split_product
 from kernelwright.tasks import bundling
 from kernelwright.tasks.builtin import builtin_task, builtin_tasks
 
@@ -30,6 +30,7 @@ def fused_0(x0):
     return y0
 """
 LAUNCH = f"import torch\n{triton.HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
+FP16 = f"import torch\n{triton.HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
 RECURRENT = recurrent.emit() + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
 BUNDLE = f"_FOLDER_MODULES = {{}}\n{bundling._LOADER}"
@@ -69,6 +70,7 @@ def test_what_cannot_be_read_stays_as_it_is(text):
         DIRECT,
         FUSED,
         LAUNCH,
+        FP16,
         *SPLIT.values(),
         RECURRENT,
         RECURRENT + GRAPH,
@@ -84,7 +86,7 @@ def test_generated_code_is_not_suspicious(text):
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
         monkeypatch.setattr("kernelwright.pools.generated.KNOWN", KNOWN - {one})
-        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, *SPLIT.values(), SEARCHED, RECURRENT])), one
+        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, FP16, *SPLIT.values(), SEARCHED, RECURRENT])), one
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_every_known_definition_is_needed(monkeypatch):
         ),
         (DIRECT, "words[place] = tensor.data_ptr()", "pass"),
         (FUSED, "return ctypes.CDLL(path)", "return ctypes.CDLL('libc.so.6')"),
+        (FP16, "found = tl.maximum(found, _largest_finite(", "found = tl.maximum(1.0, _largest_finite("),
         (LAUNCH, "compiled.run(*self.grid, stream, *given, *tensors, *self.constants)", "pass"),
         (FUSED, "return y0", "return seen.setdefault(x0.data_ptr(), y0)"),
         (FUSED, "ctypes.c_void_p(x0.data_ptr()), ", "ctypes.c_void_p(keep(x0.data_ptr())), "),

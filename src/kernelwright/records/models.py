@@ -160,6 +160,8 @@ class Label(StrEnum):
     """It lets matrix products use TF32 and stays within the tolerance."""
     SPLIT_PRECISION = "split-precision"
     """It computes float32 products from 16-bit pieces of each value: several products on tensor cores instead of one."""
+    FP16_OPERANDS = "fp16-operands"
+    """It rounds float32 values to 16 bits, whole, and stays within the tolerance."""
     LIBRARY_CALL = "library-call"
     """Its work is done by PyTorch's or a vendor's operators, not by code of its own."""
     CUSTOM_KERNEL = "custom-kernel"

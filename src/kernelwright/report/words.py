@@ -47,6 +47,7 @@ LABELS: dict[Label, str] = {
     Label.WRAPPER_ONLY: "the same operators behind torch.compile or a CUDA graph, no new kernel",
     Label.TF32: "lets matrix products use TF32, within the tolerance",
     Label.SPLIT_PRECISION: "computes float32 products from 16-bit pieces of each value",
+    Label.FP16_OPERANDS: "rounds float32 values to 16 bits, within the tolerance",
     Label.LIBRARY_CALL: "its work is done by PyTorch's or a vendor's operators",
     Label.CUSTOM_KERNEL: "has CUDA, Triton or C++ source of its own",
     Label.CUDA_GRAPH: "replays a CUDA graph",

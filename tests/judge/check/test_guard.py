@@ -7,7 +7,7 @@ import pytest
 from kernelwright.judge.check import guard, side_effects
 from kernelwright.records import Label
 from kernelwright.rewrites import products, wrappers
-from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.templates import fp16_convolution, split_product
 
 REFERENCE = """
 import torch
@@ -138,6 +138,25 @@ def test_the_built_in_split_product_has_its_label(form):
 )
 def test_whole_operands_in_16_bits_are_not_split(text):
     assert Label.SPLIT_PRECISION not in guard.static_labels(module(text), REFERENCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "labelled"),
+    [
+        ("return (x.half() @ self.w.half()).float()", REFERENCE, True),
+        ("return (x.half() @ self.w.half()).float()", module("return x.half()"), False),
+        ("y = (x * factor).to(tl.float16)", REFERENCE, True),
+        ("s = '''__half h = __float2half_rn(x);'''", REFERENCE, True),
+        ("h = x.half()\n        l = (x - h.float()).half()\n        return h @ w + l @ w", REFERENCE, False),
+        ("return torch.relu(self.linear(x))", REFERENCE, False),
+    ],
+)
+def test_whole_operands_in_16_bits_are_a_label(text, reference, labelled):
+    assert (Label.FP16_OPERANDS in guard.static_labels(module(text), reference)) == labelled
+
+
+def test_the_built_in_convolution_of_float16_has_its_label():
+    assert Label.FP16_OPERANDS in guard.static_labels(f"import torch\n{fp16_convolution.emit()}", REFERENCE)
 
 
 @pytest.mark.parametrize("text", ["torch.cuda.CUDAGraph()", "torch.compile(f, mode='reduce-overhead')"])

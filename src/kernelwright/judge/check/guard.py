@@ -37,6 +37,9 @@ _SPLIT = re.compile(
     r"|input_precision=['\"]bf16x"
 )
 """Code that takes the operands of a product in 16-bit pieces."""
+_WHOLE = re.compile(rf"\.{_TO_16_BITS}|__float2(?:half|bfloat16)")
+"""Code that rounds values to 16 bits."""
+_LABELS = {Label.CUSTOM_KERNEL: _CUSTOM, Label.SPLIT_PRECISION: _SPLIT, Label.CUDA_GRAPH: _GRAPH}
 
 _ADVICE: Mapping[str, re.Pattern[str]] = {
     "reads stack frames": re.compile(r"\b_getframe\b|inspect\.(stack|currentframe)|\bgc\.get_(objects|referrers)"),
@@ -60,9 +63,9 @@ _ADVICE: Mapping[str, re.Pattern[str]] = {
 
 
 _MODES = re.compile(
-    r"[Bb]atch_?[Nn]orm|[Ii]nstance_?[Nn]orm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|LSTM|GRU|RNN|\.training\b"
+    r"[Bb]atch_?[Nn]orm|[Ii]nstance_?[Nn]orm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|LSTM|GRU|RNN|Multihead|Transformer|\.training\b"
 )
-"""Words of a reference that differs between training and evaluation; a recurrent network passes its mode on."""
+"""Words of a reference that differs between training and evaluation, as attention may; a recurrent network passes it on."""
 RESPELLED = "The reference's operators in other words"
 """How the built-in policy describes a rewrite that saves a compiler nothing; whoever else writes it gets a label by it."""
 
@@ -76,15 +79,11 @@ def advice(source: str) -> tuple[str, ...]:
 def static_labels(source: str, reference: str) -> set[Label]:
     """Labels that follow from the candidate's text, beside the reference's."""
     text = _code_only(source)
-    labels: set[Label] = set()
-    custom = bool(_CUSTOM.search(text))
-    if custom:
-        labels.add(Label.CUSTOM_KERNEL)
-    if _SPLIT.search(text):
-        labels.add(Label.SPLIT_PRECISION)
-    if _GRAPH.search(text):
-        labels.add(Label.CUDA_GRAPH)
-    if _WRAPPER.search(text) and not custom and (RESPELLED in source or _same_operators(source, reference)):
+    labels = {label for label, pattern in _LABELS.items() if pattern.search(text)}
+    if _WHOLE.search(text) and Label.SPLIT_PRECISION not in labels and not _WHOLE.search(_code_only(reference)):
+        labels.add(Label.FP16_OPERANDS)
+    wraps = Label.CUSTOM_KERNEL not in labels and _WRAPPER.search(text)
+    if wraps and (RESPELLED in source or _same_operators(source, reference)):
         labels.add(Label.WRAPPER_ONLY)
     usual = {"depends on the training flag"} if _MODES.search(_code_only(reference)) else set()
     if set(advice(source)) - set(advice(reference)) - usual:
