@@ -308,6 +308,7 @@ def test_an_actor_is_killed_once():
 # --- on a Ray -------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_every_job_has_one_outcome_and_its_actors_stay(pool):
     found = run(pool, (job(n) for n in range(9)))
     assert set(found) == {str(n) for n in range(9)}
@@ -316,12 +317,14 @@ def test_every_job_has_one_outcome_and_its_actors_stay(pool):
     assert len(pids(found) | pids(run(pool, [job(n) for n in range(3)]))) <= pool.slots
 
 
+@pytest.mark.exhaustive
 def test_every_place_of_the_cluster_is_a_slot(cluster):
     with fake_pool() as wide, fake_pool(device="auto", per_gpu=2) as shared:
         assert (wide.slots, wide.device) == (SLOTS + SPARE, "cpu")
         assert (shared.slots, shared.device) == (4, "cuda")
 
 
+@pytest.mark.exhaustive
 def test_a_killed_process_in_the_middle_of_a_job_loses_nothing(pool, tmp_path):
     os.mkfifo(tmp_path / "pid")
     killed = []

@@ -466,6 +466,7 @@ def proposed(text: str, device: str = "cuda", count: int = 8, order: Order | Non
     return [one.techniques for one in BuiltinPolicy(order).propose(given, count)]
 
 
+@pytest.mark.exhaustive
 def test_the_policy_proposes_it_alone_and_beside_split_products(monkeypatch):
     monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
     assert layer.TILED in {name for one in proposed(BLOCK) for name in one}, "by the order in use"

@@ -149,6 +149,7 @@ GPU_CASES = {
         FEWER_CONVOLUTIONS,
         "torch.randn(2, 6, 17, 21), torch.randn(1, 6, 4, 6, 5), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
+    "two convolutions": ("return self.c5(a) * 2, self.t1(b)", "torch.randn(1, 32, 9, 9), torch.randn(3, 6, 77)"),
     "channels": (CHANNELS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
     "pooled": (
         POOLED,
@@ -158,7 +159,7 @@ GPU_CASES = {
     "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
-CONVOLVED = ("convolutions", "one convolution of each kind")
+CONVOLVED = ("convolutions", "one convolution of each kind", "two convolutions")
 ALONE = ("windows", "scans", *CONVOLVED, "losses")
 """Cases of operators that are kernels of their own."""
 RULES = {"losses": ("write-out-row-losses",)}
@@ -502,8 +503,8 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 
 @needs_triton
-@pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), CONVOLVED[1]))
+@pytest.mark.parametrize("allowed", exhaustive_but([True, False], True))
+@pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), "two convolutions"))
 def test_convolutions_of_float16_agree_with_eager(
     name: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,14 +533,14 @@ model, rewritten = old.Model().eval(), new.ModelNew().eval()
 (x,) = old.get_inputs()
 sizes = torch.tensor([1.0, 0.3, 7.9, 1e-18, 1e18, 60000.0])
 x = x / x.abs().amax((1, 2, 3), keepdim=True) * sizes.view(-1, 1, 1, 1)
-x[0, :, 10:] = 1e-7
+x[0, :, 5:] = 1e-7
 with torch.no_grad():
-    model.c.weight *= torch.logspace(-12, 4, 20).view(-1, 1, 1, 1)
+    model.c.weight *= torch.logspace(-12, 4, 8).view(-1, 1, 1, 1)
     rewritten.load_state_dict(model.state_dict())
     want, have = model.double()(x.double()), rewritten(x)
     error = (have - want).square().mean((2, 3)).sqrt() / want.square().mean((2, 3)).sqrt()
     assert error.max() < 1e-3, f"error {error.max()}"
-    dark = (have - want)[0, :, 12:].abs().amax() / want[0, :, 12:].abs().amax()
+    dark = (have - want)[0, :, 7:].abs().amax() / want[0, :, 7:].abs().amax()
     assert dark < 1e-3, f"error {dark} where an image is dark"
     x[5, 0, 3, 3] = float("inf")
     have, want = rewritten(x), model.float()(x)
@@ -554,8 +555,8 @@ def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, mon
     monkeypatch.setattr(groups, "SMALLEST", 256)
     monkeypatch.setattr(windows, "LEAST_POINTS", 256)
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
-    layer = "self.c = nn.Conv2d(12, 20, 3, padding=1, bias=False)"
-    text = task_text("return self.c(a)", "torch.randn(6, 12, 17, 21)", layer)
+    layer = "self.c = nn.Conv2d(12, 8, 3, padding=1, bias=False)"
+    text = task_text("return self.c(a)", "torch.randn(6, 12, 9, 10)", layer)
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
     assert "fp16-convolution" in done.fired
     candidate = done.source.replace(ALLOWS_TF32, "[True]")
@@ -607,6 +608,43 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
             constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
             source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
             assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    exhaustive_but(
+        [
+            ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32"),
+            ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64"),
+            ("nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1)", "32, 64, 32, 32"),
+            ("nn.Conv3d(32, 64, 3, groups=2)", "16, 32, 16, 16, 16"),
+        ],
+        ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32"),
+    ),
+)
+def test_float16_goes_straight_from_memory_to_tensor_cores(
+    layer: str, inputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By asynchronous copies of 16 bytes; between two steps nothing else is loaded."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    path = tmp_path / "kernels.py"
+    path.write_text(done.source)
+    module = module_at(path)
+    kernel, knobs = module._fused_0_kernel, module.KNOBS_FUSED_0
+    constants = dict(zip(("POINTS", "CHANNELS", "LENGTH"), knobs["tile"][0], strict=True)) | {"TF32": True}
+    kinds = {"pixels": "*fp16", "filters": "*fp16", "pixel_largest": "*i32", "filter_largest": "*i32"}
+    signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names if name not in constants}
+    warps, stages = knobs["warps"][0], knobs["stages"][0]
+    ptx = compile_triton(
+        kernel, signature, constants, 90, num_warps=warps, num_stages=stages, aligned=frozenset(signature)
+    ).ptx
+    assert "wgmma.mma_async" in ptx
+    assert not re.search(r"mma\.sync|cp\.async\.ca", ptx)
+    assert "ld.global" not in ptx[ptx.index("cp.async.cg") : ptx.rindex("wgmma.wait_group")]
 
 
 @needs_triton
@@ -747,6 +785,7 @@ def test_batch_norm_in_train_mode_is_fused_unless_its_statistics_are_read_elsewh
     assert "batch_norm" in fused("return torch.relu(self.b(a)) + self.b.running_mean.sum()")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.toolchain
 def test_a_norm_behind_a_reduction_has_the_statistics_of_its_own_channels() -> None:
     """Dimension 1 of what is left may be another one of what was reduced."""

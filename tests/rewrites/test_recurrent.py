@@ -83,7 +83,7 @@ FEW_OPTIONS: list[object] = [
     ("name", "options"),
     exhaustive_but(
         [(name, ALL_OPTIONS) for name in CASES] + FEW_OPTIONS,
-        *FEW_OPTIONS,
+        FEW_OPTIONS[0],
     ),
     ids=lambda given: given if isinstance(given, str) else len(given),
 )

@@ -424,6 +424,7 @@ def test_a_published_campaign_s_second_stage_learns_what_it_learnt_without_drawi
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_new_campaign_knows_every_first_measurement_of_a_published_one(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from contrastive_recall import recall

@@ -110,6 +110,7 @@ def in_process(module, recipe, monkeypatch, campaign):
     return asked
 
 
+@pytest.mark.exhaustive
 def test_a_published_campaign_goes_on_at_its_step_and_trains_nothing_again(tiny_base, tmp_path, monkeypatch):
     monkeypatch.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
     import contrastive_campaign

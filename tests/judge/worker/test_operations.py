@@ -110,6 +110,7 @@ def test_a_network_counts_as_by_pytorch_s_own_counter(training):
     assert counted(network, inputs) == theirs.get_total_flops() > 0
 
 
+@pytest.mark.exhaustive
 def test_counting_does_not_import_the_compiler():
     """A process that compiles nothing would take a second longer to start."""
     text = (
