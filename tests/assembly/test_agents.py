@@ -59,7 +59,6 @@ def program():
     ("moves", "agent"),
     exhaustive_but(
         [(moves, agent) for moves in ("paper", "beyond") for agent in SEARCHES],
-        ("paper", "greedy"),
         ("beyond", "sweeps"),
     ),
 )

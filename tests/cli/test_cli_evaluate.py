@@ -116,6 +116,7 @@ def test_a_wrong_candidate_ends_with_1_and_speedups_of_null(place, capsys):
     assert found["run"] == "run"
 
 
+@pytest.mark.exhaustive
 def test_the_contract_decides_verdict_and_exit_status(place, capsys):
     (place / "strided.py").write_text(GOOD.replace("torch.relu(x)", "torch.relu(x).t().contiguous().t()"))
     kept = {"drop-in": {"kept": False, "missing": ["wrong-strides"]}, "kernelbench": {"kept": True, "missing": []}}

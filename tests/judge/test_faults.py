@@ -123,7 +123,7 @@ KINDS = {
 }
 
 
-QUICK = {"half a surrogate pair", "a byte-order mark", "minuses", "a long hexadecimal integer", "deep folders"}
+QUICK = {"half a surrogate pair", "a byte-order mark", "minuses", "a long hexadecimal integer"}
 QUICK |= {"read-only folders", "a double fork", "as many as it can", "a flood of answers"}
 CASES = [
     pytest.param(kind, what, marks=[] if what in QUICK else [pytest.mark.exhaustive])

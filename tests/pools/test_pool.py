@@ -25,6 +25,7 @@ from kernelwright.pools.judge_process import JudgeProcess
 from kernelwright.pools.local import Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
+from tests.quick import exhaustive_but
 
 SETTINGS = Settings.quick(threads=1, timed=False)
 
@@ -128,7 +129,7 @@ def test_where_all_jobs_need_the_memory_alone_they_have_it_in_turn(member, monke
     assert sorted(member.asked) == [(str(number), alone) for number in range(3) for alone in (False, True)]
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+@pytest.mark.parametrize("slots", exhaustive_but([1, 2, 3, 4], 3))
 def test_a_job_that_needs_the_memory_alone_waits_until_nothing_else_is_left(member, monkeypatch, slots):
     monkeypatch.setattr(pool, "_ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(pool, "_QUIET_S", 1.0)

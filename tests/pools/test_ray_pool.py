@@ -384,6 +384,7 @@ def test_outcomes_come_as_they_end_and_jobs_are_taken_as_slots_become_free(pool,
     assert [one.task.id for one, _ in outcomes] == ["0"]
 
 
+@pytest.mark.exhaustive
 def test_stopping_leaves_the_rest_undone(pool):
     answers = iter([False, False])
     assert len(run(pool, [job(n) for n in range(9)], lambda: next(answers, True))) == 2

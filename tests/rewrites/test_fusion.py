@@ -695,11 +695,11 @@ def test_a_batch_norm_of_equal_rows_leaves_nothing(tmp_path: Path) -> None:
     ("layer", "sizes", "forward"),
     [
         ("nn.Conv2d(3, 16, 3, padding=1)", "64, 3, 31, 31", "self.c(a)"),
-        ("nn.Conv2d(32, 64, 4)", "4, 32, 64, 64", "self.c(a)"),
-        ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", "self.c(a)"),
-        ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", "self.c(a)"),
-        ("nn.Conv2d(16, 64, 1)", "16, 16, 64, 64", "F.max_pool2d(self.c(a), 4)"),
-        ("nn.Conv2d(16, 64, 1, stride=2)", "16, 16, 128, 128", "self.c(a)"),
+        pytest.param("nn.Conv2d(32, 64, 4)", "4, 32, 64, 64", "self.c(a)", marks=pytest.mark.exhaustive),
+        pytest.param("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", "self.c(a)", marks=pytest.mark.exhaustive),
+        pytest.param("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", "self.c(a)", marks=pytest.mark.exhaustive),
+        pytest.param("nn.Conv2d(16, 64, 1)", "16, 16, 64, 64", "F.max_pool2d(self.c(a), 4)", marks=pytest.mark.exhaustive),
+        pytest.param("nn.Conv2d(16, 64, 1, stride=2)", "16, 16, 128, 128", "self.c(a)", marks=pytest.mark.exhaustive),
     ],
     ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window", "strides"],
 )

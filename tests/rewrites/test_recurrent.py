@@ -109,6 +109,7 @@ def test_the_kernel_computes_what_pytorchs_layers_do(name, options, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+@pytest.mark.exhaustive
 def test_a_state_whose_bits_mean_unwritten_is_another_nan(tmp_path):
     layers = sizes("lstm", 2, 4, 4, 4, 2, 1)
     library = on_cpu(tmp_path / "built", recurrent.cuda_head(layers, RecurrentKnobs(units=4, slices=16)))

@@ -17,6 +17,7 @@ from kernelwright.search import suite as searching
 from kernelwright.search.beside import rival_of
 from kernelwright.search.schedule import room
 from kernelwright.tasks.entries import Suite, SuiteEntry
+from tests.quick import exhaustive_but
 from tests.samples import TASK, accepted, rejected
 
 TASKS = [Task(id=name, source=f"{TASK.source}# {name}\n") for name in ("one", "two")]
@@ -519,7 +520,7 @@ def kill_after(records):
 
 
 @pytest.mark.parametrize("stands", [True, False])
-@pytest.mark.parametrize("records", [1, 5, 8, 11])
+@pytest.mark.parametrize("records", exhaustive_but([1, 5, 8, 11], 5))
 def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, monkeypatch, records, stands):
     if not stands:
         monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 2.0)

@@ -105,6 +105,7 @@ def test_modules_of_the_program_with_these_names_are_put_back(folder: Path, monk
     assert type(sys.meta_path[0]).__name__ != "_FolderModules", "a program's own modules come first afterwards"
 
 
+@pytest.mark.exhaustive
 def test_candidates_of_the_built_in_policy_stand_alone(folder: Path, tmp_path: Path) -> None:
     workshop = Workshop(task_from_file(folder / "task.py"), "cpu")
     folder.rename(tmp_path / "elsewhere")

@@ -84,6 +84,7 @@ def check_estimates(found):
     assert statistics.geometric_mean([one.plain for one in found]) >= 2.0
 
 
+@pytest.mark.exhaustive
 def test_a_few_are_estimated_to_be_bound_by_the_device(estimates):
     check_estimates(estimates.estimates([*DRAWN.train[:4], *DRAWN.new[:4]]))
 

@@ -142,6 +142,7 @@ def test_a_gpu_without_an_arm_to_train_measures_while_another_trains(campaign, t
     assert calls[-1] == ("0,1", ["summary"])
 
 
+@pytest.mark.exhaustive
 def test_arms_of_several_seeds_take_equal_steps_and_exports_are_made_meanwhile(campaign, tmp_path, monkeypatch):
     exports = []
     monkeypatch.setattr(campaign, "packed", lambda work, out: exports.append(work))

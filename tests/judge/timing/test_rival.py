@@ -34,12 +34,19 @@ def test_a_rival_is_timed_in_the_same_process_triples_as_the_candidate(shared_ju
     ("forward", "init", "why"),
     [
         ("return super().forward(x)", "raise ValueError('no')", "build-failed: ValueError: no"),
-        ("return super().forward(x)", "self.more = torch.nn.Parameter(torch.ones(1))", "unexpected 'more'; other"),
+        pytest.param(
+            "return super().forward(x)",
+            "self.more = torch.nn.Parameter(torch.ones(1))",
+            "unexpected 'more'; other",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "raise ValueError('first')", "pass", "runtime-error: ValueError: first", marks=pytest.mark.exhaustive
         ),
         ("return super().forward(x) if self.calls < 5 else 1 / 0", "pass", "runtime-error: ZeroDivisionError"),
-        ("return super().forward(x) if self.calls < 5 else os._exit(3)", "pass", "exited"),
+        pytest.param(
+            "return super().forward(x) if self.calls < 5 else os._exit(3)", "pass", "exited", marks=pytest.mark.exhaustive
+        ),
     ],
     ids=["no constructor", "other state", "raises", "raises in a block", "leaves"],
 )  # fmt: skip
