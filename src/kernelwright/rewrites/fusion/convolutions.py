@@ -72,6 +72,12 @@ class ConvolutionKernel(TritonKernel):
         large = numel(cast(Geometry, self.program.convolution).source) >= (1 << 31) - (1 << 25)
         return "tl.int64" if large else super()._index_type()
 
+    def _units(self, found: Geometry) -> list[int]:
+        """Positions along each spatial dimension that a phase has at most."""
+        sizes = self.program.pooled.before if self.program.pooled else self.program.logical
+        strides = found.stride if found.transposed else (1,) * len(found.kernel)
+        return [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
+
     def _columns(self) -> str:
         """Print a kernel whose tiles have all channels, which it also reduces."""
         return self._pointwise()
@@ -81,7 +87,7 @@ class ConvolutionKernel(TritonKernel):
         pooled, name, rank = self.program.pooled, self.__name__, len(found.kernel)
         sizes = pooled.before if pooled else self.program.logical
         strides = found.stride if found.transposed else (1,) * rank
-        units = [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
+        units = self._units(found)
         across = self.program.logical[2:] if pooled else units
         positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
         phased = [dim for dim in range(rank) if strides[dim] > 1]
@@ -137,7 +143,7 @@ class ConvolutionKernel(TritonKernel):
         stages = self._stages(f'{knobs}["stages"][0]')
         given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, tf32, num_stages={stages}'
         lines += [
-            *self._preparation(found, units),
+            *self._preparation(found),
             f"_{name}_launch = {_for_both(f'_Launch(_{name}_kernel, {given})')}",
             "",
             "",
@@ -152,7 +158,7 @@ class ConvolutionKernel(TritonKernel):
         """Depth of the software pipeline, by whether TF32 is allowed."""
         return wanted
 
-    def _preparation(self, found: Geometry, units: Sequence[int]) -> list[str]:
+    def _preparation(self, found: Geometry) -> list[str]:
         """Lines of the module that make what lays operands out before the kernel."""
         return []
 
@@ -270,9 +276,9 @@ class HalfConvolutionKernel(ConvolutionKernel):
         return strides
 
     def _index_type(self) -> str:
-        # Edges and channels of zeros at most double what an image of three channels or a small one takes.
         found = cast(Geometry, self.program.convolution)
-        return "tl.int64" if 4 * numel(found.source) >= 1 << 31 else super()._index_type()
+        laid_out = shape(found.source)[0] * math.prod(self._edges(found)[1]) * self._each(found) * found.groups
+        return "tl.int64" if laid_out >= 1 << 31 else super()._index_type()
 
     def _within(self, positions: int) -> list[str]:
         return [f"point = tl.minimum(point, {positions - 1})"]
@@ -283,9 +289,9 @@ class HalfConvolutionKernel(ConvolutionKernel):
     def _stages(self, wanted: str) -> str:
         return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory
 
-    def _preparation(self, found: Geometry, units: Sequence[int]) -> list[str]:
+    def _preparation(self, found: Geometry) -> list[str]:
         rank, (images, channels, *sizes) = len(found.kernel), shape(found.source)
-        lows, padded = self._edges(found, units)
+        lows, padded = self._edges(found)
         ones, strides = (1,) * (3 - rank), self.source_strides
         spatial = ((0,) * (3 - rank) + tuple(lows), (*ones, *padded), (*strides[:2], *(0 for _ in ones), *strides[2:]))
         outputs = shape(found.weight)[1] if found.transposed else shape(found.weight)[0] // found.groups
@@ -303,20 +309,24 @@ class HalfConvolutionKernel(ConvolutionKernel):
         ]
 
     @staticmethod
-    def _edges(found: Geometry, units: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _each(found: Geometry) -> int:
+        """Channels of a group, filled up so that each position begins where a load may."""
+        channels = shape(found.source)[1] // found.groups
+        return channels + -channels % fp16_convolution.VECTOR
+
+    def _edges(self, found: Geometry) -> tuple[list[int], list[int]]:
         """Zeros before the inputs along each dimension, and its size with those before and after."""
         lows, padded = [], []
-        for dim, (size, count) in enumerate(zip(shape(found.source)[2:], units, strict=True)):
+        for dim, (size, count) in enumerate(zip(shape(found.source)[2:], self._units(found), strict=True)):
             least, most = _ends(phases_of(found, dim), count)
             lows.append(max(0, -least))
             padded.append(lows[-1] + max(size, most + 1))
         return lows, padded
 
     def _products(self, found: Geometry, units: Sequence[int], positions: int) -> list[str]:
-        rank, each = len(found.kernel), -(-shape(found.source)[1] // found.groups // fp16_convolution.VECTOR)
-        each *= fp16_convolution.VECTOR
+        rank, each = len(found.kernel), self._each(found)
         every = [phases_of(found, dim) for dim in range(rank)]
-        lows, padded = self._edges(found, units)
+        lows, padded = self._edges(found)
         strides = contiguous_strides((shape(found.source)[0], *padded, each * found.groups))
         taps = contiguous_strides(found.kernel)
         place = [f"(at{dim} + {lows[dim]}) * {strides[dim + 1]}" for dim in range(rank)]
