@@ -3,6 +3,8 @@ as large, and a truth in float64 twice that."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check import similar_inputs
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
+from kernelwright.judge.check.oracle import _disturbed
 from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.timing.triple import ProcessTriple
@@ -89,6 +92,19 @@ def test_a_check_holds_one_question_and_what_the_reference_takes_in_float64(monk
     # On a GPU the candidate holds two outputs and the latest, and until the second one each side holds one.
     assert 2 * arenas() + 3 * N + max(peaks[2:]) < 15 * N
     assert 2 * (arenas() + N) + N + peaks[1] < 16 * N
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_noise_takes_no_more_than_its_result(dtype):
+    x = torch.randn(64, 256, dtype=dtype)
+    x[0, 0], x[1, 1] = math.inf, math.nan
+    with PeakBytes() as held:
+        noisy = _disturbed(x, 1e-3)
+    assert held.peak < 1.25 * x.nbytes
+    finite = torch.isfinite(x)
+    assert torch.equal(torch.isfinite(noisy), finite)
+    apart = ((noisy - x)[finite].abs().square().mean() / x[finite].abs().square().mean()).sqrt()
+    assert 0.5e-3 < apart < 3e-3
 
 
 def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypatch):
