@@ -174,6 +174,13 @@ def sample(name: str) -> str:
     return task_text(forward, inputs, STATE)
 
 
+def fuse_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small tensors have kernels, and convolutions that cuDNN might compute faster."""
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
+    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+
+
 @pytest.fixture(autouse=True)
 def own_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
@@ -245,9 +252,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
 def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    fuse_small(monkeypatch)
     done = apply_rules(
         sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED
     )
@@ -509,9 +514,7 @@ def test_convolutions_of_float16_agree_with_eager(
     name: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In TF32's precision where it is allowed, and else in that of float32."""
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    fuse_small(monkeypatch)
     made = {
         half: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, half=half)
         for half in (False, True)
@@ -552,9 +555,7 @@ with torch.no_grad():
 @needs_triton
 def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images and output channels have magnitudes from 1e-18 to 1e18, and one image has dark parts."""
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    fuse_small(monkeypatch)
     layer = "self.c = nn.Conv2d(12, 8, 3, padding=1, bias=False)"
     text = task_text("return self.c(a)", "torch.randn(6, 12, 9, 10)", layer)
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
@@ -584,9 +585,7 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     """Down to machine code, which needs no GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    fuse_small(monkeypatch)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -693,14 +692,17 @@ def test_a_batch_norm_of_equal_rows_leaves_nothing(tmp_path: Path) -> None:
 @needs_triton
 @pytest.mark.parametrize(
     ("layer", "sizes", "forward"),
-    [
+    exhaustive_but(
+        [
+            ("nn.Conv2d(3, 16, 3, padding=1)", "64, 3, 31, 31", "self.c(a)"),
+            ("nn.Conv2d(32, 64, 4)", "4, 32, 64, 64", "self.c(a)"),
+            ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", "self.c(a)"),
+            ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", "self.c(a)"),
+            ("nn.Conv2d(16, 64, 1)", "16, 16, 64, 64", "F.max_pool2d(self.c(a), 4)"),
+            ("nn.Conv2d(16, 64, 1, stride=2)", "16, 16, 128, 128", "self.c(a)"),
+        ],
         ("nn.Conv2d(3, 16, 3, padding=1)", "64, 3, 31, 31", "self.c(a)"),
-        pytest.param("nn.Conv2d(32, 64, 4)", "4, 32, 64, 64", "self.c(a)", marks=pytest.mark.exhaustive),
-        pytest.param("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", "self.c(a)", marks=pytest.mark.exhaustive),
-        pytest.param("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", "self.c(a)", marks=pytest.mark.exhaustive),
-        pytest.param("nn.Conv2d(16, 64, 1)", "16, 16, 64, 64", "F.max_pool2d(self.c(a), 4)", marks=pytest.mark.exhaustive),
-        pytest.param("nn.Conv2d(16, 64, 1, stride=2)", "16, 16, 128, 128", "self.c(a)", marks=pytest.mark.exhaustive),
-    ],
+    ),
     ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window", "strides"],
 )
 def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward, tmp_path, monkeypatch) -> None:

@@ -334,8 +334,8 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
         attends = (True, False) if workshop.build(tiled_attention) else attends
     for technique, attended in itertools.product(products.techniques_on(workshop.device), attends):
         # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands. A rule that
-        # leaves out half of a product by blocks of it leaves no product to split, and gains less. A technique that
-        # no search has used leaves a candidate's rank as it is, so that the plan decides: attention comes first.
+        # leaves out half of a product by blocks of it leaves no product to split, and gains less. Of
+        # candidates with equal ranks the plan's order decides: those with a kernel for attention come first.
         split = Recipe(always - {"triangle-of-product"}, fuse="all", product=technique, attention=attended)
         yield split
         yield replace(split, wrapper="cuda-graph")

@@ -92,9 +92,14 @@ def has_nan(tensors: Iterable[torch.Tensor]) -> bool:
     return any(bool(torch.stack([part.isnan().any() for part in parts(x)]).any()) for x in tensors if x.is_floating_point())
 
 
-def size_of(x: torch.Tensor) -> torch.Tensor:
-    """Root of the mean square of a tensor with elements, in float64, by parts."""
-    return (torch.stack([part.abs().double().square_().sum() for part in parts(x)]).sum() / x.numel()).sqrt()
+def size_of(x: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
+    """Root of the mean square of a tensor with elements, in float64, by parts.
+
+    Args:
+        finite: Whether infinity and NaN count as zero.
+    """
+    counted = (torch.where(part.isfinite(), part, 0.0) if finite else part for part in parts(x))
+    return (torch.stack([part.abs().double().square_().sum() for part in counted]).sum() / x.numel()).sqrt()
 
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -78,14 +78,14 @@ def advice(source: str) -> tuple[str, ...]:
 
 def static_labels(source: str, reference: str) -> set[Label]:
     """Labels that follow from the candidate's text, beside the reference's."""
-    text = _code_only(source)
+    text, given = _code_only(source), _code_only(reference)
     labels = {label for label, pattern in _LABELS.items() if pattern.search(text)}
-    if _WHOLE.search(text) and Label.SPLIT_PRECISION not in labels and not _WHOLE.search(_code_only(reference)):
+    if _WHOLE.search(text) and Label.SPLIT_PRECISION not in labels and not _WHOLE.search(given):
         labels.add(Label.FP16_OPERANDS)
     wraps = Label.CUSTOM_KERNEL not in labels and _WRAPPER.search(text)
     if wraps and (RESPELLED in source or _same_operators(source, reference)):
         labels.add(Label.WRAPPER_ONLY)
-    usual = {"depends on the training flag"} if _MODES.search(_code_only(reference)) else set()
+    usual = {"depends on the training flag"} if _MODES.search(given) else set()
     if set(advice(source)) - set(advice(reference)) - usual:
         labels.add(Label.SUSPICIOUS_SOURCE)
     return labels

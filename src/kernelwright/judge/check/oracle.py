@@ -18,7 +18,7 @@ from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators
-from kernelwright.tasks.input_sets import by_parts, parts
+from kernelwright.tasks.input_sets import by_parts, size_of
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
@@ -459,8 +459,7 @@ def _widened(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
-    squares = [torch.where(torch.isfinite(part), part, 0.0).abs().square_().sum() for part in parts(x)]
-    size = (torch.stack(squares).sum() / x.numel()).sqrt()
+    size = size_of(x, finite=True)
 
     def moved(part: torch.Tensor) -> torch.Tensor:
         noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)

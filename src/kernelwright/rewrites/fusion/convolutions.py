@@ -78,6 +78,18 @@ class ConvolutionKernel(TritonKernel):
         strides = found.stride if found.transposed else (1,) * len(found.kernel)
         return [-(-size // stride) for size, stride in zip(sizes[2:], strides, strict=True)]
 
+    def _ends(self, found: Geometry) -> list[tuple[int, int]]:
+        """First and last place of the inputs that is read along each dimension; beyond their edges there are zeros."""
+        ends = []
+        for dim, units in enumerate(self._units(found)):
+            places = [
+                one.place + tap * one.move + unit
+                for one in phases_of(found, dim)
+                for tap, unit in itertools.product((0, one.taps - 1), (0, (units - 1) * one.scale))
+            ]
+            ends.append((min(places), max(places)))
+        return ends
+
     def _columns(self) -> str:
         """Print a kernel whose tiles have all channels, which it also reduces."""
         return self._pointwise()
@@ -87,8 +99,7 @@ class ConvolutionKernel(TritonKernel):
         pooled, name, rank = self.program.pooled, self.__name__, len(found.kernel)
         sizes = pooled.before if pooled else self.program.logical
         strides = found.stride if found.transposed else (1,) * rank
-        units = self._units(found)
-        across = self.program.logical[2:] if pooled else units
+        across = self.program.logical[2:] if pooled else self._units(found)
         positions, outputs = sizes[0] * math.prod(across), sizes[1] // found.groups
         phased = [dim for dim in range(rank) if strides[dim] > 1]
         apart = [] if pooled else phased  # whose phases are tasks of their own; a tile of windows has them all
@@ -115,10 +126,10 @@ class ConvolutionKernel(TritonKernel):
         statements = Statements(self, 0, "in_tile", masks)
         after = statements.steps()
         if pooled:
-            body += self._places(pooled, strides, [*self._products(found, units, positions), *statements.inner])
+            body += self._places(pooled, strides, [*self._products(found, positions), *statements.inner])
             body += [f"i{dim + 2} = q{dim}" for dim in range(rank)]
         else:
-            body += self._products(found, units, positions)
+            body += self._products(found, positions)
             for dim, (size, stride) in enumerate(zip(sizes[2:], strides, strict=True)):
                 body.append(f"i{dim + 2} = u{dim}" + (f" * {stride} + phase{dim}" if stride > 1 else ""))
                 body += [f"in_points = in_points & (i{dim + 2} < {size})"] if size % stride else []
@@ -201,11 +212,11 @@ class ConvolutionKernel(TritonKernel):
                 inner += [f"u{dim} = q{dim} * {width} + spot{dim}"]
         return [*lines, *(f"    {line}" for line in (*inner, *body))]
 
-    def _products(self, found: Geometry, units: Sequence[int], positions: int) -> list[str]:
+    def _products(self, found: Geometry, positions: int) -> list[str]:
         """The tile's sums of products of inputs and weights, in `acc`, at one of so many positions."""
         rank, (tiled,) = len(found.kernel), [step for step in self.program.steps if step.name == "convolution"]
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
-        every = [phases_of(found, dim) for dim in range(rank)]
+        every, ends = [phases_of(found, dim) for dim in range(rank)], self._ends(found)
         strides, sizes, weights = self.source_strides, shape(found.source), self.weight_strides
         lines = _phase_lines(every)
         channels = sizes[1] // found.groups
@@ -233,7 +244,7 @@ class ConvolutionKernel(TritonKernel):
             tests.append(f"(r < {channels} * taps)")
         moves = []
         for dim, phases in enumerate(every):
-            move, (least, most) = phases[0].move, _ends(phases, units[dim])
+            move, (least, most) = phases[0].move, ends[dim]
             moves.append(f"{row_tap}{dim} * {move * strides[dim + 2]}")
             at = f"at{dim} + {row_tap}{dim} * {move}"
             tests += [f"({at} >= 0)"] * (least < 0) + [f"({at} < {sizes[dim + 2]})"] * (most >= sizes[dim + 2])
@@ -284,7 +295,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
         return [f"point = tl.minimum(point, {positions - 1})"]
 
     def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
-        return fp16_convolution.tiles(_wide(outputs))
+        return fp16_convolution.choices(_wide(outputs))
 
     def _stages(self, wanted: str) -> str:
         return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory
@@ -316,14 +327,12 @@ class HalfConvolutionKernel(ConvolutionKernel):
 
     def _edges(self, found: Geometry) -> tuple[list[int], list[int]]:
         """Zeros before the inputs along each dimension, and its size with those before and after."""
-        lows, padded = [], []
-        for dim, (size, count) in enumerate(zip(shape(found.source)[2:], self._units(found), strict=True)):
-            least, most = _ends(phases_of(found, dim), count)
-            lows.append(max(0, -least))
-            padded.append(lows[-1] + max(size, most + 1))
-        return lows, padded
+        ends = self._ends(found)
+        lows = [max(0, -least) for least, _ in ends]
+        sizes = zip(lows, shape(found.source)[2:], ends, strict=True)
+        return lows, [low + max(size, most + 1) for low, size, (_, most) in sizes]
 
-    def _products(self, found: Geometry, units: Sequence[int], positions: int) -> list[str]:
+    def _products(self, found: Geometry, positions: int) -> list[str]:
         rank, each = len(found.kernel), self._each(found)
         every = [phases_of(found, dim) for dim in range(rank)]
         lows, padded = self._edges(found)
@@ -384,18 +393,8 @@ def _wide(outputs: int) -> int:
     return max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
 
 
-def _ends(phases: Sequence[Phase], units: int) -> tuple[int, int]:
-    """First and last place of the inputs that so many units of outputs read along a dimension."""
-    ends = [
-        one.place + tap * one.move + unit
-        for one in phases
-        for tap, unit in itertools.product((0, one.taps - 1), (0, (units - 1) * one.scale))
-    ]
-    return min(ends), max(ends)
-
-
 def _phase_lines(every: Sequence[Sequence[Phase]]) -> list[str]:
-    """What a tile's phases are along each dimension, and where its units begin to read."""
+    """Statements of a tile's phase along each dimension: its taps, and the place of the inputs at which a unit begins."""
     lines = []
     for dim, phases in enumerate(every):
         for label in ("taps", "first", "place"):

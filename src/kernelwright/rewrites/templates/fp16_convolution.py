@@ -25,7 +25,7 @@ LONGEST = 64
 """Length of the longest step."""
 
 
-def tiles(channels: int) -> dict[str, tuple[object, ...]]:
+def choices(channels: int) -> dict[str, tuple[object, ...]]:
     """Choices of tiles (positions, channels, length of a step), warps and stages, the default first.
 
     By the times of eight convolutions on an H100 (results/2026-11-27-fp16-convolutions-h100).
@@ -33,12 +33,11 @@ def tiles(channels: int) -> dict[str, tuple[object, ...]]:
     Args:
         channels: Of a tile, a power of two.
     """
+    points, others = (128, 64) if channels >= 128 else (128, 256) if channels == 64 else (256, 128)
+    tiles = ((points, channels, LONGEST), (points, channels, LONGEST // 2), (others, channels, LONGEST))
     if channels >= 128:
-        first = ((128, channels, 64), (128, channels, 32), (64, channels, 64))
-        return {"tile": first, "warps": (8, 4), "stages": (4, 3)}
-    points = 128 if channels == 64 else 256
-    first = ((points, channels, 64), (points, channels, 32), (384 - points, channels, 64))
-    return {"tile": first, "warps": (4, 8), "stages": (3, 4, 2)}
+        return {"tile": tiles, "warps": (8, 4), "stages": (4, 3)}
+    return {"tile": tiles, "warps": (4, 8), "stages": (3, 4, 2)}
 
 
 def emit() -> str:
