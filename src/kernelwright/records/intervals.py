@@ -31,6 +31,11 @@ class Interval:
     high: float
 
     @property
+    def is_decided(self) -> bool:
+        """Whether it lies on one side of 1."""
+        return not self.low <= 1.0 <= self.high
+
+    @property
     def half_width(self) -> float:
         """Half the interval's width, in log units."""
         return (math.log(self.high) - math.log(self.low)) / 2

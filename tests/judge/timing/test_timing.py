@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -678,6 +679,24 @@ def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
     assert len(found.blocks) == processes
     # It has looked once, and what it has seen may miss with no more than that look's share.
     assert found.scoring.miss_probability < MISS_PROBABILITY / 2 + 1e-9
+
+
+@pytest.mark.parametrize(("rival_us", "processes"), [(90.0, 3), (30.0, 3), (50.5, 9)])
+def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_rival_a_candidate_is(
+    monkeypatch, rival_us, processes
+):
+    made = one_process(2.0, noise=0.01)
+
+    def with_rival(*given):
+        triple = made(*given)
+        block = triple.blocks[0].model_copy(update={"rival_us": (rival_us, rival_us)})
+        return replace(triple, blocks=(block,))
+
+    trial = FakeTrial()
+    trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9, until_certain=True)
+    monkeypatch.setattr(timing, "_time_process", with_rival)
+    found, _ = timing.time_candidate(trial, trial.check, None)
+    assert len(found.blocks) == processes
 
 
 @pytest.mark.parametrize("measured", [1, 2, 4])

@@ -99,6 +99,7 @@ def time_candidate(
         # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
         slower = found.speedup.high < 1 and process >= _PROCESSES_TO_BE_SURE
         faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
+        faster = faster and (found.vs_rival is None or found.vs_rival.is_decided)
         if last or found.speedup.half_width < settings.target_half_width or slower or faster:
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the

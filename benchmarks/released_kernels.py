@@ -1,0 +1,103 @@
+"""Prints what runs of CUDA-L1's own kernels say: the contracts they keep, their speedups, and ours beside them.
+
+    python benchmarks/released_kernels.py results/kernelbench-h200 --kernels cuda-l1-kernels-1-h200,cuda-l1-kernels-2-h200 \\
+        --searched cuda-l1-fp16-1-h200,cuda-l1-fp16-2-h200
+
+Of a kernel that several runs judged the last one named counts. Ours is what the user gets on the tasks that are decided:
+the winner of the run that decided the task last, or else the reference. Where a kernel breaks the contract `kernelbench` its
+user takes the best baseline. Those of --searched ran beside the kernels, on the same host; the others at other times, some
+on other GPUs, so that each ratio is a quotient of two speedups over eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from race_numbers import THEIRS, Line, Run, against_theirs, geomean, is_counted, later_by_task, middle, ours
+
+from kernelwright.records import Contract, Evaluation
+
+
+def kernels_of(runs: Iterable[Run]) -> dict[str, Evaluation]:
+    """The last evaluation of each task's released kernel."""
+    return {one.task: one for run in runs for one in run.evaluations() if one.policy == THEIRS and one.contracts}
+
+
+def keeps(kernel: Evaluation, contract: Contract = Contract.KERNELBENCH) -> bool:
+    """Whether a kernel keeps a contract."""
+    return bool(kernel.contracts and kernel.contracts[contract].kept)
+
+
+def contracts(kernels: Sequence[Evaluation]) -> None:
+    """Print how many keep which contract, and what is missing for KernelBench's."""
+    print(f"{len(kernels)} judged")
+    for contract in Contract:
+        kept = [one for one in kernels if keeps(one, contract)]
+        print(f"{len(kept)} keep the contract {contract}")
+        speedups(f"  of these over eager ({contract})", kept)
+    reasons = Counter(str(one.reason) for one in kernels if one.reason)
+    print("reasons:", ", ".join(f"{count} {reason}" for reason, count in reasons.most_common()))
+
+
+def speedups(name: str, kernels: Iterable[Evaluation]) -> None:
+    """Print the sums of speedups over eager, and how many are certainly faster and slower."""
+    timed = [one for one in kernels if one.speedup is not None and one.speedup_high is not None]
+    found = sorted(one.speedup for one in timed if one.speedup)
+    slower = sum((one.speedup_high or 1.0) < 1.0 for one in timed)
+    print(
+        f"{name}: {len(found)} timed, mean {fmean(found):.2f}, most {found[-1]:.2f}, median {middle(found)}, "
+        f"geomean {geomean(found)}, {sum(one.is_improvement for one in timed)} certainly faster, {slower} certainly slower"
+    )
+
+
+def beats_baseline(kernel: Evaluation, line: Line) -> bool:
+    """Whether a kernel that keeps KernelBench's contract has an interval above the best baseline's, timed apart."""
+    known = line["best_baseline_interval"] or (1.0, 1.0)
+    return keeps(kernel) and kernel.is_improvement and (kernel.speedup_low or 0.0) > known[1]
+
+
+def beside(name: str, lines: Iterable[Line], kernels: dict[str, Evaluation]) -> None:
+    """Print ours over theirs, where theirs keeps its contract and where the best baseline stands for it."""
+    kept, broken = list[float](), list[float]()
+    for line in lines:
+        kernel = kernels[line["task"]]
+        if not keeps(kernel):
+            broken.append(against_theirs(line, None))
+        elif kernel.speedup is not None:
+            kept.append(against_theirs(line, kernel.speedup))
+    both = kept + broken
+    print(f"{name}: {geomean(both)} over {len(both)} tasks")
+    print(f"  {geomean(kept)} on {len(kept)} whose kernel keeps its contract, {geomean(broken)} on {len(broken)} others")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the race: each run directory is in it")
+    parser.add_argument("--kernels", required=True, metavar="LIST", help="runs that judged the released kernels")
+    parser.add_argument("--searched", default="", metavar="LIST", help="searches that ran beside them")
+    options = parser.parse_args(arguments)
+    kernels = kernels_of(Run(options.folder / name) for name in options.kernels.split(","))
+    runs = [Run(path.parent) for path in sorted(options.folder.glob("*/config.json"))]
+    lines = later_by_task(run for run in runs if run.searches and run.group in {"", "h100_"})
+    decided = [line for line in lines if is_counted(line) and line["task"] in kernels]
+    contracts(list(kernels.values()))
+    winning = [line["task"] for line in decided if beats_baseline(kernels[line["task"]], line)]
+    print(f"{len(winning)} keep it and are certainly faster than the best baseline: {', '.join(winning)}")
+    same = [line for line in decided if line["run"] in options.searched.split(",")]
+    for line in same:
+        kernel = kernels[line["task"]]
+        theirs = f"theirs {kernel.speedup:.2f}" if keeps(kernel) and kernel.speedup else "theirs breaks its contract"
+        best = line["best_baseline_speedup"]
+        print(f"  {line['task']}: ours {ours(line):.2f} of eager, {theirs}, the best baseline {best:.2f}")
+    beside("searched beside them", same, kernels)
+    beside("the others", [line for line in decided if line not in same], kernels)
+    beside("all", decided, kernels)
+
+
+if __name__ == "__main__":
+    main()
