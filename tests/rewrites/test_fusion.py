@@ -524,6 +524,29 @@ def test_convolutions_of_float16_agree_with_eager(
     interpret(made[True].reference, text, tmp_path, 2e-3 if allowed else 2e-6)
 
 
+@needs_triton
+@pytest.mark.parametrize("channels", exhaustive_but([1, 2, 3, 4, 5], 3))
+def test_few_channels_are_laid_out_with_zeros_after_them(
+    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a group, also; what a position has beside them is read by nobody."""
+    fuse_small(monkeypatch)
+    layers = (
+        f"self.c = nn.Conv2d({channels}, 16, 5, padding=1)",
+        f"self.t = nn.ConvTranspose2d({channels}, 8, 5, stride=2)",
+        f"self.g = nn.Conv2d({2 * channels}, 18, (4, 5), groups=2, dilation=(1, 2), padding=3)",
+    )
+    inputs = f"torch.randn(1, {channels}, 7, 9), torch.randn(1, {2 * channels}, 6, 8)"
+    text = task_text("return self.c(a), self.t(a), self.g(b)", inputs, "\n".join(layers))
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    assert "fp16-convolution" in done.fired
+    each = {1: 2, 2: 2, 3: 4, 4: 4, 5: 8}[channels]
+    assert re.findall(r"_Prepared\(tf32, 1, (\d+), (\d+), (\d+)", done.source) == [
+        (str(channels), str(each), groups) for groups in "112"
+    ]
+    interpret(done.reference, done.source.replace(ALLOWS_TF32, "[True]"), tmp_path, 2e-3)
+
+
 RANGES = """
 import sys
 from pathlib import Path
@@ -611,21 +634,22 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("layer", "inputs"),
+    ("layer", "inputs", "copied_bytes"),
     exhaustive_but(
         [
-            ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32"),
-            ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64"),
-            ("nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1)", "32, 64, 32, 32"),
-            ("nn.Conv3d(32, 64, 3, groups=2)", "16, 32, 16, 16, 16"),
+            ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32", 16),
+            ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64", 8),
+            ("nn.Conv2d(1, 64, 7)", "64, 1, 64, 64", 4),
+            ("nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1)", "32, 64, 32, 32", 16),
+            ("nn.Conv3d(32, 64, 3, groups=2)", "16, 32, 16, 16, 16", 16),
         ],
-        ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32"),
+        ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64", 8),
     ),
 )
 def test_float16_goes_straight_from_memory_to_tensor_cores(
-    layer: str, inputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layer: str, inputs: str, copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By asynchronous copies of 16 bytes; between two steps nothing else is loaded."""
+    """By asynchronous copies of a position's channels, 16 bytes at most; between two steps nothing else is loaded."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
@@ -642,8 +666,10 @@ def test_float16_goes_straight_from_memory_to_tensor_cores(
         kernel, signature, constants, 90, num_warps=warps, num_stages=stages, aligned=frozenset(signature)
     ).ptx
     assert "wgmma.mma_async" in ptx
-    assert not re.search(r"mma\.sync|cp\.async\.ca", ptx)
-    assert "ld.global" not in ptx[ptx.index("cp.async.cg") : ptx.rindex("wgmma.wait_group")]
+    assert "mma.sync" not in ptx
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
+    assert {int(one, 0) for one in copies} == {copied_bytes}
+    assert "ld.global" not in ptx[ptx.index("cp.async.c") : ptx.rindex("wgmma.wait_group")]
 
 
 @needs_triton

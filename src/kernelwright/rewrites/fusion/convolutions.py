@@ -295,7 +295,9 @@ class HalfConvolutionKernel(ConvolutionKernel):
         return [f"point = tl.minimum(point, {positions - 1})"]
 
     def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
-        return fp16_convolution.choices(_wide(outputs))
+        found = cast(Geometry, self.program.convolution)
+        taps = math.prod(max(one.taps for one in phases_of(found, dim)) for dim in range(len(found.kernel)))
+        return fp16_convolution.choices(_wide(outputs), self._each(found), taps)
 
     def _stages(self, wanted: str) -> str:
         return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory
@@ -306,7 +308,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
         ones, strides = (1,) * (3 - rank), self.source_strides
         spatial = ((0,) * (3 - rank) + tuple(lows), (*ones, *padded), (*strides[:2], *(0 for _ in ones), *strides[2:]))
         outputs = shape(found.weight)[1] if found.transposed else shape(found.weight)[0] // found.groups
-        given = [images, channels // found.groups, found.groups, (*ones, *sizes), *spatial]
+        given = [images, channels // found.groups, self._each(found), found.groups, (*ones, *sizes), *spatial]
         given += [outputs, math.prod(found.kernel), found.transposed]
         text = f"_Prepared(tf32, {', '.join(map(repr, given))})"
         return [f"_{self.__name__}_prepared = {_for_both(text)}"]
@@ -322,8 +324,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
     @staticmethod
     def _each(found: Geometry) -> int:
         """Channels of a group, filled up so that each position begins where a load may."""
-        channels = shape(found.source)[1] // found.groups
-        return channels + -channels % fp16_convolution.VECTOR
+        return fp16_convolution.filled(shape(found.source)[1] // found.groups)
 
     def _edges(self, found: Geometry) -> tuple[list[int], list[int]]:
         """Zeros before the inputs along each dimension, and its size with those before and after."""
