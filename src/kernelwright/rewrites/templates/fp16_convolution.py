@@ -28,8 +28,8 @@ LONGEST = 64
 def filled(channels: int) -> int:
     """Channels of a group with zeros after them, so that each position begins where a load may, of 4 bytes or more.
 
-    Three become four. Filled up to eight they were estimated behind the kernel in TF32 on 34 of 49 tasks, and more channels on
-    5 of 22 (results/kernelbench-h200/cuda-l1-fp16-1-h200 to -4-h200). No GPU has run four.
+    Three become four. Filled up to eight they were estimated behind the kernel in TF32 on 34 of 49 tasks, and more channels
+    on 5 of 22 (results/kernelbench-h200/cuda-l1-fp16-1-h200 to -4-h200). No GPU has run four.
     """
     return channels + -channels % VECTOR if channels > VECTOR // 2 else max(2, 1 << (channels - 1).bit_length())
 
