@@ -17,7 +17,7 @@ from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import compiling_pays, judging_bytes, next_of, promise, tuning_pays
+from kernelwright.search.schedule import compiling_pays, judging_bytes, next_of, promise, stands_early, tuning_pays
 from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
@@ -222,3 +222,9 @@ def test_an_autotuner_is_ended_once_something_else_is_an_improvement(tmp_path, m
     assert {one.source for one in search.screened} == {PLAIN, COMPILED}
     assert search.judged
     assert {one.source for one in search.judged} <= {PLAIN, COMPILED}
+
+
+@pytest.mark.parametrize(("least", "most", "early"), [(3, 6, 4), (2, 3, 3), (5, 6, 5), (1, 1, 1)])
+def test_what_stands_early_has_four_process_triples_where_the_settings_allow_it(least, most, early):
+    found = stands_early(Settings(processes_min=least, processes_max=most))
+    assert (found.processes_min, found.processes_max, found.until_certain) == (early, most, True)

@@ -30,6 +30,8 @@ LIES = 1.5
 
 JOBS = []
 MEASURED = []
+LEAST = set()
+"""Least process triples of what was measured."""
 RESTED = []
 
 
@@ -71,6 +73,7 @@ class Judges:
     def evaluate(self, jobs, stop=None):
         for job in jobs:
             MEASURED.append((job.task.id, job.candidate.techniques[0], job.settings.until_certain))
+            LEAST.add(job.settings.processes_min)
             speedup = float(job.candidate.techniques[0])
             common = {"task": job.task.id, "task_sha256": job.task.sha256, "policy": "builtin"}
             if speedup == LIES:
@@ -552,8 +555,10 @@ def test_what_screening_put_first_is_measured_in_full_once(tmp_path):
 
 def test_with_minutes_a_clear_gain_need_not_be_measured_in_full(tmp_path):
     MEASURED.clear()
+    LEAST.clear()
     result = search(tmp_path, budget=4, judged=1, minutes=5)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [(str(LIES), True), ("1.4", True)]
+    assert LEAST == {4}
     assert {one["task"]: one["outcome"] for one in result.tasks} == {"one": "winner", "two": "winner"}
 
 

@@ -27,7 +27,7 @@ from kernelwright.search.bench import SAME, config_of, owed_in, require_baseline
 from kernelwright.search.bench_summary import BenchResult, hand_out, summarise, with_winners
 from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room
+from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room, stands_early
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite
 
@@ -328,9 +328,9 @@ class SuiteSearch:
         in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
         if not in_full:
             return Job(state.task, one.candidate(), first_of_two(self._settings))
-        # Where time is limited a clear gain is one after half of the processes: each takes the driver a second.
+        # Where time is limited a clear gain need not have all processes: each takes the driver a second.
         hurries = self._minutes is not None and one.candidate_sha256 not in state.judged
-        settings = first_of_two(self._settings) if hurries else self._settings
+        settings = stands_early(self._settings) if hurries else self._settings
         return Job(state.task, one.candidate(), settings, rival_of(state.task, self._known(state)))
 
     def _floor_of(self, state: TaskState) -> Candidate | None:
