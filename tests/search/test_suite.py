@@ -558,7 +558,7 @@ def test_with_minutes_a_clear_gain_need_not_be_measured_in_full(tmp_path):
     LEAST.clear()
     result = search(tmp_path, budget=4, judged=1, minutes=5)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [(str(LIES), True), ("1.4", True)]
-    assert LEAST == {4}
+    assert {4} == LEAST
     assert {one["task"]: one["outcome"] for one in result.tasks} == {"one": "winner", "two": "winner"}
 
 

@@ -43,9 +43,9 @@ tensors (`tests/judge/test_memory.py`), and more where the module needs room of 
 _CONTEXT_BYTES = 3 << 30
 """GPU memory of their contexts (`JUDGES_PER_GPU`)."""
 _LEAST_TO_STAND = 4
-"""Process triples of a measurement that may stand early. After three the upper end of an interval is 1.89 times the lower one,
-after four 1.38, after all six 1.20, in the median of 94 candidates of short calls; and of 44 that were timed beside a baseline
-15, 24 and 32 are certainly faster or slower than it (runs of CUDA-L1's fifths in results/kernelbench-h200)."""
+"""Process triples of a measurement that may stand early. After three the upper end of an interval is 1.89 times its lower
+end, after four 1.38 and after all six 1.20, in the median of 94 candidates of short calls; of 44 timed beside a baseline 15,
+24 and 32 are certainly faster or slower than it (runs of CUDA-L1's fifths in results/kernelbench-h200)."""
 _LONG_COMPILE_S = 20.0
 """Length of a look at what torch.compile compiles from which another is asked for only where it pays. Our choice."""
 _FAR_BEHIND = 0.7
