@@ -6,20 +6,22 @@
 Of a kernel that several runs judged the last one named counts. Ours is what the user gets on the tasks that are decided:
 the winner of the run that decided the task last, or else the reference. Where a kernel breaks the contract `kernelbench` its
 user takes the best baseline. Those of --searched ran beside the kernels, on the same host; the others at other times, some
-on other GPUs, so that each ratio is a quotient of two speedups over eager.
+on other GPUs, so that each ratio is a quotient of two speedups over eager. With --winners ours are what that run measured of
+sources that `race_winners.py` wrote, and a task that it accepted none for counts as eager; best baselines stay the searches'.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from race_numbers import THEIRS, Line, Run, against_theirs, geomean, is_counted, later_by_task, middle, ours
 
 from kernelwright.records import Contract, Evaluation
+from kernelwright.report.rows import BASELINE_POLICY
 
 
 def kernels_of(runs: Iterable[Run]) -> dict[str, Evaluation]:
@@ -74,17 +76,28 @@ def beside(name: str, lines: Iterable[Line], kernels: dict[str, Evaluation]) -> 
     print(f"  {geomean(kept)} on {len(kept)} whose kernel keeps its contract, {geomean(broken)} on {len(broken)} others")
 
 
+def measured_again(line: Line, speedups: Mapping[str, float]) -> Line:
+    """A task's line with what another run measured of its winner; without a winner where that run accepted none."""
+    speedup = speedups.get(line["task"])
+    return line | {"speedup": speedup, "vs_best_baseline": speedup / line["best_baseline_speedup"] if speedup else None}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the race: each run directory is in it")
     parser.add_argument("--kernels", required=True, metavar="LIST", help="runs that judged the released kernels")
     parser.add_argument("--searched", default="", metavar="LIST", help="searches that ran beside them")
+    parser.add_argument("--winners", metavar="RUN", help="run that measured our winners beside them")
     options = parser.parse_args(arguments)
     kernels = kernels_of(Run(options.folder / name) for name in options.kernels.split(","))
     runs = [Run(path.parent) for path in sorted(options.folder.glob("*/config.json"))]
     lines = later_by_task(run for run in runs if run.searches and run.group in {"", "h100_"})
     decided = [line for line in lines if is_counted(line) and line["task"] in kernels]
+    if options.winners:
+        found = Run(options.folder / options.winners).evaluations()
+        again = {one.task: one.speedup for one in found if one.policy != BASELINE_POLICY and one.speedup}
+        decided = [measured_again(line, again) for line in decided]
     contracts(list(kernels.values()))
     winning = [line["task"] for line in decided if beats_baseline(kernels[line["task"]], line)]
     print(f"{len(winning)} keep it and are certainly faster than the best baseline: {', '.join(winning)}")
