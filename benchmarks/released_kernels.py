@@ -4,10 +4,11 @@
         --searched cuda-l1-fp16-1-h200,cuda-l1-fp16-2-h200
 
 Of a kernel that several runs judged the last one named counts. Ours is what the user gets on the tasks that are decided:
-the winner of the run that decided the task last, or else the reference. Where a kernel breaks the contract `kernelbench` its
-user takes the best baseline. Those of --searched ran beside the kernels, on the same host; the others at other times, some
-on other GPUs, so that each ratio is a quotient of two speedups over eager. With --winners ours are what that run measured of
-sources that `race_winners.py` wrote, and a task that it accepted none for counts as eager; best baselines stay the searches'.
+the winner of the run that decided the task last, or else the reference. Where a kernel breaks the contract `kernelbench`
+its user takes the best baseline. Those of --searched ran beside the kernels, on the same host; the others at other times,
+some on other GPUs, so that each ratio is a quotient of two speedups over eager. With --winners ours are what that run
+measured of sources that `race_winners.py` wrote, and a task that it accepted none for counts as eager; best baselines stay
+those of the searches.
 """
 
 from __future__ import annotations
