@@ -63,17 +63,14 @@ def beats_baseline(kernel: Evaluation, line: Line) -> bool:
     return keeps(kernel) and kernel.is_improvement and (kernel.speedup_low or 0.0) > known[1]
 
 
-def beside(name: str, lines: Iterable[Line], kernels: dict[str, Evaluation]) -> None:
+def beside(name: str, lines: Iterable[Line], released: Mapping[str, float | None]) -> None:
     """Print ours over theirs, where theirs keeps its contract and where the best baseline stands for it."""
-    kept, broken = list[float](), list[float]()
+    ratios: dict[bool, list[float]] = {True: [], False: []}
     for line in lines:
-        kernel = kernels[line["task"]]
-        if not keeps(kernel):
-            broken.append(against_theirs(line, None))
-        elif kernel.speedup is not None:
-            kept.append(against_theirs(line, kernel.speedup))
-    both = kept + broken
-    print(f"{name}: {geomean(both)} over {len(both)} tasks")
+        theirs = released[line["task"]]
+        ratios[theirs is not None].append(against_theirs(line, theirs))
+    kept, broken = ratios[True], ratios[False]
+    print(f"{name}: {geomean(kept + broken)} over {len(kept + broken)} tasks")
     print(f"  {geomean(kept)} on {len(kept)} whose kernel keeps its contract, {geomean(broken)} on {len(broken)} others")
 
 
@@ -91,10 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--searched", default="", metavar="LIST", help="searches that ran beside them")
     parser.add_argument("--winners", metavar="RUN", help="run that measured our winners beside them")
     options = parser.parse_args(arguments)
-    kernels = kernels_of(Run(options.folder / name) for name in options.kernels.split(","))
+    judged = [Run(options.folder / name) for name in options.kernels.split(",")]
+    kernels, released = kernels_of(judged), dict[str, float | None]()
+    for run in judged:
+        released |= run.released()
     runs = [Run(path.parent) for path in sorted(options.folder.glob("*/config.json"))]
     lines = later_by_task(run for run in runs if run.searches and run.group in {"", "h100_"})
-    decided = [line for line in lines if is_counted(line) and line["task"] in kernels]
+    decided = [line for line in lines if is_counted(line) and line["task"] in kernels.keys() & released.keys()]
     if options.winners:
         found = Run(options.folder / options.winners).evaluations()
         again = {one.task: one.speedup for one in found if one.policy != BASELINE_POLICY and one.speedup}
@@ -102,15 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     contracts(list(kernels.values()))
     winning = [line["task"] for line in decided if beats_baseline(kernels[line["task"]], line)]
     print(f"{len(winning)} keep it and are certainly faster than the best baseline: {', '.join(winning)}")
-    same = [line for line in decided if line["run"] in options.searched.split(",")]
+    searched = options.searched.split(",")
+    same, others = ([line for line in decided if (line["run"] in searched) == there] for there in (True, False))
     for line in same:
-        kernel = kernels[line["task"]]
-        theirs = f"theirs {kernel.speedup:.2f}" if keeps(kernel) and kernel.speedup else "theirs breaks its contract"
+        theirs = released[line["task"]]
+        said = "theirs breaks its contract" if theirs is None else f"theirs {theirs:.2f}"
         best = line["best_baseline_speedup"]
-        print(f"  {line['task']}: ours {ours(line):.2f} of eager, {theirs}, the best baseline {best:.2f}")
-    beside("searched beside them", same, kernels)
-    beside("the others", [line for line in decided if line not in same], kernels)
-    beside("all", decided, kernels)
+        print(f"  {line['task']}: ours {ours(line):.2f} of eager, {said}, the best baseline {best:.2f}")
+    beside("searched beside them", same, released)
+    beside("the others", others, released)
+    beside("all", decided, released)
 
 
 if __name__ == "__main__":

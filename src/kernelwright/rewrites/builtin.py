@@ -287,19 +287,18 @@ class BuiltinPolicy:
         if not context.device.startswith("cuda"):  # the searches that the order is learnt from were on GPUs
             return list(itertools.islice(proposals, count))
         order = self._order or order_in_use()
-        turns = {known: itertools.count() for known in (False, True)}
 
-        def rank(one: Candidate) -> tuple[bool, bool, int, bool]:
+        def late(one: Candidate) -> tuple[bool, bool]:
             # An autotuner takes longest, and searches looked only where it could still win: what is known of it is biased.
             varies = compiles(one.source) is Compiles.VARIANTS
-            hindered = workshop.copies_much and not wrappers.WITH_GRAPH.isdisjoint(one.techniques)
-            # Nothing tells what an untried technique is worth, and five candidates that had one hid what was known to be
-            # better (level 2, 13 in results/kernelbench-h200/cuda-l1-fp16-4-h200): they and the others come in turn.
-            known = order.knows(one.techniques)
-            return varies, hindered, next(turns[known]), known
+            return varies, workshop.copies_much and not wrappers.WITH_GRAPH.isdisjoint(one.techniques)
 
         best_first = sorted(proposals, key=lambda one: -order.gain(one.techniques, workshop.place))
-        return sorted(best_first, key=rank)[:count]
+        # Nothing tells what an untried technique is worth, and five candidates that had one hid what was known to be better
+        # (level 2, 13 in results/kernelbench-h200/cuda-l1-fp16-4-h200): they and the others come in turn.
+        untried, tried = ([one for one in best_first if order.knows(one.techniques) == known] for known in (False, True))
+        in_turn = [one for pair in itertools.zip_longest(untried, tried) for one in pair if one is not None]
+        return sorted(in_turn, key=late)[:count]
 
     def _unseen(self, workshop: Workshop, context: Context) -> Iterator[Candidate]:
         """The candidates of the plan that the history does not have."""
