@@ -297,7 +297,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
     def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         found = cast(Geometry, self.program.convolution)
         taps = math.prod(max(one.taps for one in phases_of(found, dim)) for dim in range(len(found.kernel)))
-        return fp16_convolution.choices(_wide(outputs), self._each(found), taps)
+        return fp16_convolution.choices(_wide(outputs), self._each(found), taps, transposed=found.transposed)
 
     def _stages(self, wanted: str) -> str:
         return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory

@@ -22,44 +22,52 @@ SOURCE = Path(__file__).with_name("fp16_convolution.triton.txt")
 VECTOR = 8
 """Float16 that one load takes at most."""
 LONGEST = 64
-"""Length of the longest step."""
+"""Length of the longest step over the channels of one position."""
 
 
 def filled(channels: int) -> int:
     """Channels of a group with zeros after them, so that each position begins where a load may, of 4 bytes or more.
 
     Three become four. Filled up to eight they were estimated behind the kernel in TF32 on 34 of 49 tasks, and more channels
-    on 5 of 22 (results/kernelbench-h200/cuda-l1-fp16-1-h200 to -4-h200). No GPU has run four.
+    on 5 of 22 (results/kernelbench-h200/cuda-l1-fp16-1-h200 to -4-h200).
     """
     return channels + -channels % VECTOR if channels > VECTOR // 2 else max(2, 1 << (channels - 1).bit_length())
 
 
-def choices(channels: int, each: int, taps: int) -> dict[str, tuple[object, ...]]:
+def choices(channels: int, each: int, taps: int, *, transposed: bool) -> dict[str, tuple[object, ...]]:
     """Choices of tiles (positions, channels, length of a step), warps and stages, the default first.
 
-    By the times of eight convolutions on an H100 (results/2026-11-27-fp16-convolutions-h100), but for sums of one or two
-    steps, which have little else to hide latency than other programs: how many fit on a multiprocessor by the registers and
-    the shared memory of what is compiled decides there. Stages beyond the steps that there are would load nothing. No GPU
-    has run what differs from those times.
+    By the times of 33 convolutions on H200s (results/2026-11-28-fp16-convolutions-h200). For the 28 that take 180 us or more
+    the default takes 1.03 of the time of the best of 20 to 40 choices in the geometric mean, 1.14 at most. Two programs on a
+    multiprocessor are faster than one with more stages. Why a transposed convolution to 64 channels wants another tile is
+    not known.
 
     Args:
         channels: Of a tile, a power of two.
         each: Channels of a position, filled up.
         taps: Positions that a sum reads.
+        transposed: Whether the convolution is computed by phases.
     """
-    # Eight threads read what a step has of a position, and each of them works out where that is.
-    step, other = (LONGEST, LONGEST // 2) if each >= VECTOR else (LONGEST // 2, LONGEST)
-    most = max(2, -(-taps * each // step))
-    short = most == 2 and each >= VECTOR
-    points, others = (128, 64) if channels >= 128 else (128, 256) if channels == 64 or short else (256, 128)
-    tiles = ((points, channels, step), (points, channels, other), (others, channels, step))
-    if channels >= 128:
-        return {"tile": tiles, "warps": (8, 4), "stages": _at_most((4, 3), most)}
-    return {"tile": tiles, "warps": (4, 8), "stages": _at_most((3, 4, 2), most)}
-
-
-def _at_most(stages: tuple[int, ...], most: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(min(one, most) for one in stages))
+    length = 1 << (taps * each - 1).bit_length()
+    if each < 2 * VECTOR:
+        # Each thread works out where what it reads is, for few channels at a time: the whole sum in one step where it fits.
+        whole = length <= (2 * LONGEST if channels < 128 else LONGEST)
+        step = length if whole else LONGEST if each >= VECTOR else LONGEST // 2
+        tiles, warps, stages = ((128, step), (64, step), (128, LONGEST // 2)), (4, 8), (3, 2, 4)
+        warps = (8, 4) if channels == 64 else warps
+    elif channels >= 128 or (channels == 64 and transposed):
+        tiles, warps, stages = ((128, LONGEST), (128, LONGEST // 2), (64, LONGEST)), (4, 8), (3, 2, 4)
+    elif channels == 64:
+        tiles, warps, stages = ((256, LONGEST // 2), (128, LONGEST), (128, LONGEST // 2)), (8, 4), (3, 4, 2)
+    else:
+        tiles, warps, stages = ((128, LONGEST // 2), (256, LONGEST // 2), (128, LONGEST)), (4, 8), (4, 3, 2)
+    shaped = [(points, channels, max(32, min(step, length))) for points, step in tiles]
+    most = max(2, -(-taps * each // shaped[0][2]))  # stages beyond the steps would load nothing
+    return {
+        "tile": tuple(dict.fromkeys(shaped)),
+        "warps": warps,
+        "stages": tuple(dict.fromkeys(min(one, most) for one in stages)),
+    }
 
 
 def emit() -> str:

@@ -1,0 +1,51 @@
+"""python3 parts.py OUT KEYS: times each launch of prepared modules alone (10 in a CUDA graph), for forms of their text."""
+import importlib.util, json, os, re, sys, traceback
+import torch
+WARM = sys.argv[1] == "warm"
+MODS = os.path.dirname(os.path.abspath(__file__)) + "/mods/"
+TMP = "/tmp/parts"; os.makedirs(TMP, exist_ok=True)
+def load(p):
+    s = importlib.util.spec_from_file_location(re.sub(r"\W", "_", p), p); m = importlib.util.module_from_spec(s); s.loader.exec_module(m); return m
+def graph_us(f, n=10):
+    f(); torch.cuda.synchronize()
+    s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(s): f()
+    torch.cuda.current_stream().wait_stream(s)
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        for _ in range(n): f()
+    g.replay(); torch.cuda.synchronize(); ts = []
+    for _ in range(5):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record(); g.replay(); b.record(); torch.cuda.synchronize(); ts.append(a.elapsed_time(b) * 1e3 / n)
+    return round(sorted(ts)[2], 1)
+def forms(key):
+    for kind in ("new", "flat"):
+        p = f"{MODS}{key}_{kind}.py"
+        if os.path.exists(p): yield kind, p
+    text = open(f"{MODS}{key}_{'flat' if os.path.exists(f'{MODS}{key}_flat.py') else 'new'}.py").read()
+    for name, change in {}.items():
+        if change(text) != text:
+            p = f"{TMP}/{key}_{name}.py"; open(p, "w").write(change(text)); yield name, p
+torch.set_grad_enabled(False)
+found = {}
+for key in sys.argv[2].split(","):
+    old = load(f"{MODS}{key}_old.py"); torch.manual_seed(0); a = old.Model(*old.get_init_inputs()).cuda().eval()
+    with torch.device("cuda"): x = old.get_inputs()
+    want = a(*x); row = {} if WARM else {"eager": graph_us(lambda: a(*x))}
+    for kind, p in forms(key):
+        try:
+            m = load(p); torch.manual_seed(0); b = m.ModelNew(*old.get_init_inputs()).cuda().eval(); b.load_state_dict(a.state_dict())
+            calls, launch = [], m._Launch.__call__
+            got = b(*x)
+            if WARM: continue
+            m._Launch.__call__ = lambda self, *t: (calls.append((self, t)), launch(self, *t))[1]
+            b(*x); m._Launch.__call__ = launch
+            row[kind] = {"whole": graph_us(lambda: b(*x)), "error": float((got - want).abs().max() / want.abs().max()),
+                         "parts": [(c.kernel.__name__, c.grid[0], graph_us(lambda: launch(c, *t))) for c, t in calls]}
+        except Exception as e:
+            traceback.print_exc(); row[kind] = repr(e)[:200]
+        torch.cuda.empty_cache()
+    if WARM: continue
+    found[key] = row; print(key, json.dumps(row), flush=True); json.dump(found, open(sys.argv[1], "w"))
+    del x, want; torch.cuda.empty_cache()
