@@ -11,7 +11,7 @@ def line_of(source):
     line = re.search(rf"^KNOBS_{name.upper()} = .*$", source, re.M)[0]
     return name, line, eval(line.partition(" = ")[2])
 def variants(key):
-    source = open(f"{MODS}{key}_flat.py").read()
+    source = open(f"{MODS}{key}_new.py").read()
     name, line, knobs = line_of(source)
     channels = knobs["tile"][0][1]
     each = int(re.search(rf"^_{name}_prepared.*_Prepared\(tf32, \d+, \d+, (\d+),", source, re.M)[1])

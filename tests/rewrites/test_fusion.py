@@ -638,23 +638,56 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     exhaustive_but(
         [
             ("nn.Conv2d(64, 128, 3)", "64, 64, 32, 32", 16),
-            ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64", 8),
-            ("nn.Conv2d(1, 64, 7)", "64, 1, 64, 64", 4),
+            ("nn.Conv2d(3, 64, 11, stride=2, padding=3)", "64, 3, 64, 64", 8),
+            ("nn.Conv2d(1, 64, 13)", "64, 1, 64, 64", 4),
             ("nn.ConvTranspose2d(64, 64, 4, stride=2, padding=1)", "32, 64, 32, 32", 16),
             ("nn.Conv3d(32, 64, 3, groups=2)", "16, 32, 16, 16, 16", 16),
         ],
-        ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64", 8),
+        ("nn.Conv2d(3, 64, 11, stride=2, padding=3)", "64, 3, 64, 64", 8),
     ),
 )
 def test_float16_goes_straight_from_memory_to_tensor_cores(
     layer: str, inputs: str, copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By asynchronous copies of a position's channels, 16 bytes at most; between two steps nothing else is loaded."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ptx = float16_on_hopper(layer, inputs, tmp_path, monkeypatch)
+    assert "wgmma.mma_async" in ptx
+    assert "mma.sync" not in ptx
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
+    assert {int(one, 0) for one in copies} == {copied_bytes}
+    assert "ld.global" not in ptx[ptx.index("cp.async.c") : ptx.rindex("wgmma.wait_group")]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("layer", "inputs", "load", "taps"),
+    exhaustive_but(
+        [
+            ("nn.Conv2d(3, 64, 7, stride=2, padding=3)", "64, 3, 64, 64", "b32", 49),
+            ("nn.Conv2d(1, 64, 7)", "64, 1, 64, 64", "b16", 49),
+            ("nn.Conv3d(6, 16, 3)", "16, 6, 16, 16, 16", "v2.b32", 27),
+        ],
+        ("nn.Conv2d(1, 64, 7)", "64, 1, 64, 64", "b16", 49),
+    ),
+)
+def test_few_channels_are_loaded_at_constant_distances(
+    layer: str, inputs: str, load: str, taps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads share a position and have a load each at each tap; divisions there are for the position, not for its taps."""
+    ptx = float16_on_hopper(layer, inputs, tmp_path, monkeypatch)
+    assert "wgmma.mma_async" in ptx
+    assert "cp.async.c" not in ptx
+    assert len(re.findall(rf"ld\.global\.{load} ", ptx)) >= taps
+    assert len(re.findall(r"\b(?:mul\.hi|div|rem)\.", ptx)) <= 16
+
+
+def float16_on_hopper(layer: str, inputs: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """PTX of a layer's kernel in float16, with its default knobs."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
-    path = tmp_path / "kernels.py"
+    path = folder / "kernels.py"
     path.write_text(done.source)
     module = module_at(path)
     kernel, knobs = module._fused_0_kernel, module.KNOBS_FUSED_0
@@ -662,14 +695,9 @@ def test_float16_goes_straight_from_memory_to_tensor_cores(
     kinds = {"pixels": "*fp16", "filters": "*fp16", "pixel_largest": "*i32", "filter_largest": "*i32"}
     signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names if name not in constants}
     warps, stages = knobs["warps"][0], knobs["stages"][0]
-    ptx = compile_triton(
+    return compile_triton(
         kernel, signature, constants, 90, num_warps=warps, num_stages=stages, aligned=frozenset(signature)
     ).ptx
-    assert "wgmma.mma_async" in ptx
-    assert "mma.sync" not in ptx
-    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
-    assert {int(one, 0) for one in copies} == {copied_bytes}
-    assert "ld.global" not in ptx[ptx.index("cp.async.c") : ptx.rindex("wgmma.wait_group")]
 
 
 @needs_triton

@@ -346,8 +346,38 @@ class HalfConvolutionKernel(ConvolutionKernel):
             f"column = filters + i1 * {math.prod(found.kernel) * each}",
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
         ]
+        after = [
+            "if TF32:",
+            "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
+            "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
+        ]
         moves = [f"{{0}}{dim} * {phases[0].move * strides[dim + 1]}" for dim, phases in enumerate(every)]
         weights = [f"(first{dim} + {{0}}{dim} * {phases[0].step}) * {taps[dim] * each}" for dim, phases in enumerate(every)]
+        multiplied = [
+            "if TF32:",
+            "    acc = tl.dot(inputs, weights, acc)",
+            "else:",
+            '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
+        ]
+        counts = [max(one.taps for one in phases) for phases in every]
+        if fp16_convolution.at_once(each, math.prod(counts)):
+            lines += [f"each{dim} = {count}" for dim, count in enumerate(counts)]
+            lines.append(f"begin += tl.arange(0, {each})[None, :]")
+            apart = [phases[0].move * strides[dim + 1] for dim, phases in enumerate(every)]
+            varying = [dim for dim, phases in enumerate(every) if len({one.taps for one in phases}) > 1]
+            places, step = (
+                list(itertools.product(*map(range, counts))),
+                fp16_convolution.step_at_once(each, math.prod(counts)),
+            )
+            for first in range(0, len(places), step // each):
+                lines += _inputs_at_once(places[first : first + step // each], apart, varying, each, step)
+                lines += [f"c = {first * each} + tl.arange(0, {step})[:, None]"]
+                lines += _indices("c_tap", f"c // {each}", found.kernel)
+                c = " + ".join(weights).format("c_tap")
+                tests = [f"(c < {len(places) * each})", "in_channels", *(f"(c_tap{dim} < taps{dim})" for dim in varying)]
+                lines.append(f"weights = tl.load(column + (c % {each} + {c}), mask={' & '.join(tests)}, other=0.0)")
+                lines += multiplied
+            return [*lines, *after]
         if each % fp16_convolution.LONGEST == 0:
             r, c = (" + ".join(items).format("tap") for items in (moves, weights))
             loop = [
@@ -367,18 +397,37 @@ class HalfConvolutionKernel(ConvolutionKernel):
                 f"inputs = tl.load(begin + (r % {each} + {r}), mask=r < taps * {each}, other=0.0)",
                 f"weights = tl.load(column + (c % {each} + {c}), mask=(c < taps * {each}) & in_channels, other=0.0)",
             ]
-        loop += [
-            "if TF32:",
-            "    acc = tl.dot(inputs, weights, acc)",
-            "else:",
-            '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
-        ]
-        after = [
-            "if TF32:",
-            "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
-            "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
-        ]
-        return [*lines, loop[0], *(f"    {line}" for line in loop[1:]), *after]
+        return [*lines, loop[0], *(f"    {line}" for line in (*loop[1:], *multiplied)), *after]
+
+
+def _inputs_at_once(
+    places: Sequence[tuple[int, ...]], apart: Sequence[int], varying: Sequence[int], each: int, step: int
+) -> list[str]:
+    """Statements that load what positions read at these taps and join it to rows of `step` values, zeros at their ends.
+
+    Neighbouring threads have neighbouring positions. Each load is at a constant distance from a position's first value.
+
+    Args:
+        places: Index of each tap along each dimension.
+        apart: How far taps are from each other along each dimension, in values.
+        varying: Dimensions along which a phase may have fewer taps.
+        each: Values at a tap.
+        step: Values in a row, a power of two.
+    """
+    lines, count = [], step // each
+    for number, place in enumerate(places):
+        distance = sum(tap * far for tap, far in zip(place, apart, strict=True))
+        tests = " & ".join(f"({place[dim]} < taps{dim})" for dim in varying)
+        masked = f", mask={tests}, other=0.0" if tests else ""
+        lines.append(f"x{number} = tl.load(begin + {distance}{masked})")
+    lines += [f"x{number} = tl.zeros_like(x0)" for number in range(len(places), count)]
+    near = 1
+    while near < count:
+        lines += [f"x{number} = tl.join(x{number}, x{number + near})" for number in range(0, count, 2 * near)]
+        near *= 2
+    # Each join adds a dimension after the others; the first one is between neighbouring taps.
+    order = ", ".join(map(str, (0, *range(count.bit_length(), 0, -1))))
+    return [*lines, f"inputs = tl.reshape(tl.permute(x0, ({order})), [POINTS, {step}])"]
 
 
 _ALLOWED = "torch.backends.cudnn.allow_tf32"

@@ -25,6 +25,10 @@ LONGEST = 64
 """Length of the longest step over the channels of one position."""
 
 
+MOST = 128
+"""Values of a sum that are loaded before they are multiplied, where few channels make a position's values no whole step."""
+
+
 def filled(channels: int) -> int:
     """Channels of a group with zeros after them, so that each position begins where a load may, of 4 bytes or more.
 
@@ -37,10 +41,10 @@ def filled(channels: int) -> int:
 def choices(channels: int, each: int, taps: int, *, transposed: bool) -> dict[str, tuple[object, ...]]:
     """Choices of tiles (positions, channels, length of a step), warps and stages, the default first.
 
-    By the times of 33 convolutions on H200s (results/2026-11-28-fp16-convolutions-h200). For the 28 that take 180 us or more
-    the default takes 1.03 of the time of the best of 20 to 40 choices in the geometric mean, 1.14 at most. Two programs on a
-    multiprocessor are faster than one with more stages. Why a transposed convolution to 64 channels wants another tile is
-    not known.
+    By the times of 33 convolutions on H200s (results/2026-11-28-fp16-convolutions-h200). Of the 28 that take 180 us or more
+    the default took 1.03 of the time of the best of 20 to 40 choices in the geometric mean. Loads `at_once` came after that:
+    with them all 12 of few channels are faster, in 0.6 to 0.98 of the time. Two programs on a multiprocessor are faster than
+    one with more stages. Why a transposed convolution to 64 channels wants another tile is not known.
 
     Args:
         channels: Of a tile, a power of two.
@@ -48,13 +52,14 @@ def choices(channels: int, each: int, taps: int, *, transposed: bool) -> dict[st
         taps: Positions that a sum reads.
         transposed: Whether the convolution is computed by phases.
     """
+    if at_once(each, taps):
+        length = step_at_once(each, taps)
+        points = (256, 128, 64) if length <= LONGEST // 2 else (64, 128, 256)
+        return {"tile": tuple((one, channels, length) for one in points), "warps": (4, 8), "stages": (1,)}
     length = 1 << (taps * each - 1).bit_length()
     if each < 2 * VECTOR:
-        # Each thread works out where what it reads is, for few channels at a time: the whole sum in one step where it fits.
-        whole = length <= (2 * LONGEST if channels < 128 else LONGEST)
-        step = length if whole else LONGEST if each >= VECTOR else LONGEST // 2
-        tiles, warps, stages = ((128, step), (64, step), (128, LONGEST // 2)), (4, 8), (3, 2, 4)
-        warps = (8, 4) if channels == 64 else warps
+        tiles, warps = ((128, LONGEST // 2), (128, LONGEST), (64, LONGEST // 2)), (4, 8)
+        stages = (3, 2, 4)
     elif channels >= 128 or (channels == 64 and transposed):
         tiles, warps, stages = ((128, LONGEST), (128, LONGEST // 2), (64, LONGEST)), (4, 8), (3, 2, 4)
     elif channels == 64:
@@ -68,6 +73,20 @@ def choices(channels: int, each: int, taps: int, *, transposed: bool) -> dict[st
         "warps": warps,
         "stages": tuple(dict.fromkeys(min(one, most) for one in stages)),
     }
+
+
+def at_once(each: int, taps: int) -> bool:
+    """Whether a thread loads all that a position's sum reads, at places that are constants relative to the position.
+
+    Else a loop works out for each position and step where what the step reads is. For three channels that is half of all
+    instructions.
+    """
+    return each <= VECTOR and taps * each <= 2 * MOST
+
+
+def step_at_once(each: int, taps: int) -> int:
+    """Values of a sum that are multiplied together: a power of two, of which tensor cores take 16 at least."""
+    return max(16, min(MOST, 1 << (taps * each - 1).bit_length()))
 
 
 def emit() -> str:
