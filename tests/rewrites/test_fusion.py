@@ -673,7 +673,7 @@ def test_float16_goes_straight_from_memory_to_tensor_cores(
 def test_few_channels_are_loaded_at_constant_distances(
     layer: str, inputs: str, load: str, taps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads share a position and have a load each at each tap; divisions there are for the position, not for its taps."""
+    """Two threads share a position, with a load each at each tap; divisions are for the position, not for its taps."""
     ptx = float16_on_hopper(layer, inputs, tmp_path, monkeypatch)
     assert "wgmma.mma_async" in ptx
     assert "cp.async.c" not in ptx
