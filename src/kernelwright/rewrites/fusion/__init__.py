@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.fusion.convolutions import ConvolutionKernel, HalfConvolutionKernel
+from kernelwright.rewrites.fusion.convolution import ConvolutionKernel, HalfConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.nest import ROWS
 from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads_once

@@ -3,9 +3,8 @@
 A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
 outputs at one residue of the stride are an ordinary convolution with some of the taps.
 
-Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Or it multiplies float16 with as many bits,
-which a pass before it lays out (`templates.fp16_convolution`). Where PyTorch does not, each operand is split into two TF32
-numbers, three products of which are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
+Where PyTorch lets cuDNN use TF32, which is its default, so does the kernel. Where PyTorch does not, each operand is split
+into two TF32 numbers, three products of which are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, Phase, phases_of
 from kernelwright.rewrites.graph import contiguous_strides, numel, shape
 from kernelwright.rewrites.rules.convolution import Geometry
-from kernelwright.rewrites.templates import fp16_convolution
 
 
 class ConvolutionKernel(TritonKernel):
@@ -155,7 +153,7 @@ class ConvolutionKernel(TritonKernel):
         given = f'{grid}, {knobs}["warps"][0], {", ".join(declared)}, tf32, num_stages={stages}'
         lines += [
             *self._preparation(found),
-            f"_{name}_launch = {_for_both(f'_Launch(_{name}_kernel, {given})')}",
+            f"_{name}_launch = {for_both(f'_Launch(_{name}_kernel, {given})')}",
             "",
             "",
         ]
@@ -174,11 +172,11 @@ class ConvolutionKernel(TritonKernel):
         return []
 
     def _call(self, names: list[str], outs: list[str]) -> list[str]:
-        return [f"_{self.__name__}_launch[{_ALLOWED}]({', '.join([*names, *outs])})"]
+        return [f"_{self.__name__}_launch[{ALLOWED}]({', '.join([*names, *outs])})"]
 
     def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
-        channels = _wide(outputs)
+        channels = wide(outputs)
         # Outputs that are not stored four at a time need an address each, for which a large tile leaves no registers.
         points = 256 if channels <= 32 else 128 if channels <= 64 or whole else 64
         tiles = ((points, channels, 16), (points, channels, 32), (points // 2, channels, 32), (points // 2, channels, 16))
@@ -218,7 +216,7 @@ class ConvolutionKernel(TritonKernel):
         source, weight = (self._tensor(self.load_steps.index(int(item))) for item in tiled.operands)
         every, ends = [phases_of(found, dim) for dim in range(rank)], self._ends(found)
         strides, sizes, weights = self.source_strides, shape(found.source), self.weight_strides
-        lines = _phase_lines(every)
+        lines = phase_lines(every)
         channels = sizes[1] // found.groups
         apart = every[-1][0].scale > 1 or self.program.pooled is not None
         lines += [
@@ -231,15 +229,15 @@ class ConvolutionKernel(TritonKernel):
         tests = ["in_points"] * (positions % 512 > 0)
         if self.by_taps:
             lines += [f"blocks = ({channels} + LENGTH - 1) // LENGTH", "for step in range(0, taps * blocks):"]
-            loop = _indices("tap", "step // blocks", found.kernel)
+            loop = indices("tap", "step // blocks", found.kernel)
             for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
                 loop.append(f"{letter}_channel = (step % blocks) * LENGTH + tl.arange(0, LENGTH){index}")
             row_tap, column_tap, inside = "tap", "tap", f"(c_channel < {channels})"
             tests += [f"(r_channel < {channels})"] * (channels % 32 > 0)
         else:
             lines.append(f"for start in range(0, {channels} * taps, LENGTH):")
-            loop = _indices("r", "start + tl.arange(0, LENGTH)[None, :]", found.kernel)
-            loop += _indices("c", "start + tl.arange(0, LENGTH)[:, None]", found.kernel)
+            loop = indices("r", "start + tl.arange(0, LENGTH)[None, :]", found.kernel)
+            loop += indices("c", "start + tl.arange(0, LENGTH)[:, None]", found.kernel)
             row_tap, column_tap, inside = "r", "c", f"(c < {channels} * taps)"
             tests.append(f"(r < {channels} * taps)")
         moves = []
@@ -274,176 +272,21 @@ class ConvolutionKernel(TritonKernel):
         return [*lines, *(f"    {line}" for line in loop)]
 
 
-class HalfConvolutionKernel(ConvolutionKernel):
-    """The same with float16 operands, which lie side by side for tensor cores; float32 ones where TF32 is not allowed."""
-
-    helpers: ClassVar[str] = fp16_convolution.emit()
-    prepared: ClassVar = ("pixels", "pixel_largest", "filters", "filter_largest")
-
-    def _laid_out(
-        self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]
-    ) -> tuple[tuple[int, ...], ...]:
-        self.source_strides = strides[self.given[0]]
-        return strides
-
-    def _index_type(self) -> str:
-        found = cast(Geometry, self.program.convolution)
-        laid_out = shape(found.source)[0] * math.prod(self._edges(found)[1]) * self._each(found) * found.groups
-        return "tl.int64" if laid_out >= 1 << 31 else super()._index_type()
-
-    def _within(self, positions: int) -> list[str]:
-        return [f"point = tl.minimum(point, {positions - 1})"]
-
-    def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
-        found = cast(Geometry, self.program.convolution)
-        taps = math.prod(max(one.taps for one in phases_of(found, dim)) for dim in range(len(found.kernel)))
-        return fp16_convolution.choices(_wide(outputs), self._each(found), taps, transposed=found.transposed)
-
-    def _stages(self, wanted: str) -> str:
-        return f"{wanted} if tf32 else 2"  # float32 operands take twice the shared memory
-
-    def _preparation(self, found: Geometry) -> list[str]:
-        rank, (images, channels, *sizes) = len(found.kernel), shape(found.source)
-        lows, padded = self._edges(found)
-        ones, strides = (1,) * (3 - rank), self.source_strides
-        spatial = ((0,) * (3 - rank) + tuple(lows), (*ones, *padded), (*strides[:2], *(0 for _ in ones), *strides[2:]))
-        outputs = shape(found.weight)[1] if found.transposed else shape(found.weight)[0] // found.groups
-        given = [images, channels // found.groups, self._each(found), found.groups, (*ones, *sizes), *spatial]
-        given += [outputs, math.prod(found.kernel), found.transposed]
-        text = f"_Prepared(tf32, {', '.join(map(repr, given))})"
-        return [f"_{self.__name__}_prepared = {_for_both(text)}"]
-
-    def _call(self, names: list[str], outs: list[str]) -> list[str]:
-        source, weight = (names[number] for number in self.given)
-        name = self.__name__
-        return [
-            f"prepared = _{name}_prepared[{_ALLOWED}]({source}, {weight}.contiguous())",
-            f"_{name}_launch[{_ALLOWED}]({', '.join([*names, '*prepared', *outs])})",
-        ]
-
-    @staticmethod
-    def _each(found: Geometry) -> int:
-        """Channels of a group, filled up so that each position begins where a load may."""
-        return fp16_convolution.filled(shape(found.source)[1] // found.groups)
-
-    def _edges(self, found: Geometry) -> tuple[list[int], list[int]]:
-        """Zeros before the inputs along each dimension, and its size with those before and after."""
-        ends = self._ends(found)
-        lows = [max(0, -least) for least, _ in ends]
-        sizes = zip(lows, shape(found.source)[2:], ends, strict=True)
-        return lows, [low + max(size, most + 1) for low, size, (_, most) in sizes]
-
-    def _products(self, found: Geometry, positions: int) -> list[str]:
-        rank, each = len(found.kernel), self._each(found)
-        every = [phases_of(found, dim) for dim in range(rank)]
-        lows, padded = self._edges(found)
-        strides = contiguous_strides((shape(found.source)[0], *padded, each * found.groups))
-        taps = contiguous_strides(found.kernel)
-        place = [f"(at{dim} + {lows[dim]}) * {strides[dim + 1]}" for dim in range(rank)]
-        lines = [
-            *_phase_lines(every),
-            f"begin = pixels + ({' + '.join([f'i0 * {strides[0]}', f'group * {each}', *place])})",
-            f"column = filters + i1 * {math.prod(found.kernel) * each}",
-            "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
-        ]
-        after = [
-            "if TF32:",
-            "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
-            "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
-        ]
-        moves = [f"{{0}}{dim} * {phases[0].move * strides[dim + 1]}" for dim, phases in enumerate(every)]
-        weights = [f"(first{dim} + {{0}}{dim} * {phases[0].step}) * {taps[dim] * each}" for dim, phases in enumerate(every)]
-        multiplied = [
-            "if TF32:",
-            "    acc = tl.dot(inputs, weights, acc)",
-            "else:",
-            '    acc += tl.dot(inputs, weights, input_precision="tf32x3")',
-        ]
-        counts = [max(one.taps for one in phases) for phases in every]
-        if fp16_convolution.at_once(each, math.prod(counts)):
-            lines += [f"each{dim} = {count}" for dim, count in enumerate(counts)]
-            lines.append(f"begin += tl.arange(0, {each})[None, :]")
-            apart = [phases[0].move * strides[dim + 1] for dim, phases in enumerate(every)]
-            varying = [dim for dim, phases in enumerate(every) if len({one.taps for one in phases}) > 1]
-            places, step = (
-                list(itertools.product(*map(range, counts))),
-                fp16_convolution.step_at_once(each, math.prod(counts)),
-            )
-            for first in range(0, len(places), step // each):
-                lines += _inputs_at_once(places[first : first + step // each], apart, varying, each, step)
-                lines += [f"c = {first * each} + tl.arange(0, {step})[:, None]"]
-                lines += _indices("c_tap", f"c // {each}", found.kernel)
-                c = " + ".join(weights).format("c_tap")
-                tests = [f"(c < {len(places) * each})", "in_channels", *(f"(c_tap{dim} < taps{dim})" for dim in varying)]
-                lines.append(f"weights = tl.load(column + (c % {each} + {c}), mask={' & '.join(tests)}, other=0.0)")
-                lines += multiplied
-            return [*lines, *after]
-        if each % fp16_convolution.LONGEST == 0:
-            r, c = (" + ".join(items).format("tap") for items in (moves, weights))
-            loop = [
-                f"for step in range(0, taps * ({each} // LENGTH)):",
-                *_indices("tap", f"step // ({each} // LENGTH)", found.kernel),
-                f"channels = (step % ({each} // LENGTH)) * LENGTH + tl.arange(0, LENGTH)",
-                f"inputs = tl.load(begin + (channels[None, :] + {r}))",
-                f"weights = tl.load(column + (channels[:, None] + {c}), mask=in_channels, other=0.0)",
-            ]
-        else:
-            loop = [f"for start in range(0, taps * {each}, LENGTH):"]
-            for letter, index in (("r", "[None, :]"), ("c", "[:, None]")):
-                loop += [f"{letter} = start + tl.arange(0, LENGTH){index}"]
-                loop += [*_indices(f"{letter}_tap", f"{letter} // {each}", found.kernel)]
-            r, c = (" + ".join(items).format(f"{letter}_tap") for items, letter in ((moves, "r"), (weights, "c")))
-            loop += [
-                f"inputs = tl.load(begin + (r % {each} + {r}), mask=r < taps * {each}, other=0.0)",
-                f"weights = tl.load(column + (c % {each} + {c}), mask=(c < taps * {each}) & in_channels, other=0.0)",
-            ]
-        return [*lines, loop[0], *(f"    {line}" for line in (*loop[1:], *multiplied)), *after]
+ALLOWED = "torch.backends.cudnn.allow_tf32"
+"""Text of whether TF32 is allowed."""
 
 
-def _inputs_at_once(
-    places: Sequence[tuple[int, ...]], apart: Sequence[int], varying: Sequence[int], each: int, step: int
-) -> list[str]:
-    """Statements that load what positions read at these taps and join it to rows of `step` values, zeros at their ends.
-
-    Neighbouring threads have neighbouring positions. Each load is at a constant distance from a position's first value.
-
-    Args:
-        places: Index of each tap along each dimension.
-        apart: How far taps are from each other along each dimension, in values.
-        varying: Dimensions along which a phase may have fewer taps.
-        each: Values at a tap.
-        step: Values in a row, a power of two.
-    """
-    lines, count = [], step // each
-    for number, place in enumerate(places):
-        distance = sum(tap * far for tap, far in zip(place, apart, strict=True))
-        tests = " & ".join(f"({place[dim]} < taps{dim})" for dim in varying)
-        masked = f", mask={tests}, other=0.0" if tests else ""
-        lines.append(f"x{number} = tl.load(begin + {distance}{masked})")
-    lines += [f"x{number} = tl.zeros_like(x0)" for number in range(len(places), count)]
-    near = 1
-    while near < count:
-        lines += [f"x{number} = tl.join(x{number}, x{number + near})" for number in range(0, count, 2 * near)]
-        near *= 2
-    # Each join adds a dimension after the others; the first one is between neighbouring taps.
-    order = ", ".join(map(str, (0, *range(count.bit_length(), 0, -1))))
-    return [*lines, f"inputs = tl.reshape(tl.permute(x0, ({order})), [POINTS, {step}])"]
-
-
-_ALLOWED = "torch.backends.cudnn.allow_tf32"
-
-
-def _for_both(text: str) -> str:
+def for_both(text: str) -> str:
     """A dictionary of what is made by whether TF32 is allowed."""
     return f"{{tf32: {text} for tf32 in (False, True)}}"
 
 
-def _wide(outputs: int) -> int:
+def wide(outputs: int) -> int:
     """Channels of a tile."""
     return max(16, min(MOST_CHANNELS, 1 << (outputs - 1).bit_length()))
 
 
-def _phase_lines(every: Sequence[Sequence[Phase]]) -> list[str]:
+def phase_lines(every: Sequence[Sequence[Phase]]) -> list[str]:
     """Statements of a tile's phase along each dimension: its taps, and the place of the inputs at which a unit begins."""
     lines = []
     for dim, phases in enumerate(every):
@@ -478,7 +321,7 @@ def _side_by_side(pointer: str, *, apart: bool) -> str:
     return f"tl.max_contiguous({pointer}{' + tl.program_id(1)' if apart else ''}, [POINTS, 1])"
 
 
-def _indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:
+def indices(name: str, text: str, kernel: Sequence[int]) -> list[str]:
     """Indices of a tap along each dimension out of a running index, of which the channel is what is left."""
     lines, rest = [f"{name} = {text}"], name
     for dim in range(len(kernel) - 1, -1, -1):
