@@ -1,32 +1,12 @@
 """python3 parts.py OUT KEYS: times each launch of prepared modules alone (10 in a CUDA graph), for forms of their text."""
-import importlib.util, json, os, re, sys, traceback
+import json, os, sys, traceback
 import torch
+from timing import MODS, graph_us, load
 WARM = sys.argv[1] == "warm"
-MODS = os.path.dirname(os.path.abspath(__file__)) + "/mods/"
-TMP = "/tmp/parts"; os.makedirs(TMP, exist_ok=True)
-def load(p):
-    s = importlib.util.spec_from_file_location(re.sub(r"\W", "_", p), p); m = importlib.util.module_from_spec(s); s.loader.exec_module(m); return m
-def graph_us(f, n=10):
-    f(); torch.cuda.synchronize()
-    s = torch.cuda.Stream(); s.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(s): f()
-    torch.cuda.current_stream().wait_stream(s)
-    g = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(g):
-        for _ in range(n): f()
-    g.replay(); torch.cuda.synchronize(); ts = []
-    for _ in range(5):
-        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        a.record(); g.replay(); b.record(); torch.cuda.synchronize(); ts.append(a.elapsed_time(b) * 1e3 / n)
-    return round(sorted(ts)[2], 1)
 def forms(key):
     for kind in ("new", "flat"):
         p = f"{MODS}{key}_{kind}.py"
         if os.path.exists(p): yield kind, p
-    text = open(f"{MODS}{key}_{'flat' if os.path.exists(f'{MODS}{key}_flat.py') else 'new'}.py").read()
-    for name, change in {}.items():
-        if change(text) != text:
-            p = f"{TMP}/{key}_{name}.py"; open(p, "w").write(change(text)); yield name, p
 torch.set_grad_enabled(False)
 found = {}
 for key in sys.argv[2].split(","):

@@ -23,8 +23,6 @@ VECTOR = 8
 """Float16 that one load takes at most."""
 LONGEST = 64
 """Length of the longest step over the channels of one position."""
-
-
 MOST = 128
 """Values of a sum that are loaded before they are multiplied, where few channels make a position's values no whole step."""
 
@@ -57,9 +55,8 @@ def choices(channels: int, each: int, taps: int, *, transposed: bool) -> dict[st
         points = (256, 128, 64) if length <= LONGEST // 2 else (64, 128, 256)
         return {"tile": tuple((one, channels, length) for one in points), "warps": (4, 8), "stages": (1,)}
     length = 1 << (taps * each - 1).bit_length()
-    if each < 2 * VECTOR:
-        tiles, warps = ((128, LONGEST // 2), (128, LONGEST), (64, LONGEST // 2)), (4, 8)
-        stages = (3, 2, 4)
+    if each <= VECTOR:
+        tiles, warps, stages = ((128, LONGEST // 2), (128, LONGEST), (64, LONGEST // 2)), (4, 8), (3, 2, 4)
     elif channels >= 128 or (channels == 64 and transposed):
         tiles, warps, stages = ((128, LONGEST), (128, LONGEST // 2), (64, LONGEST)), (4, 8), (3, 2, 4)
     elif channels == 64:

@@ -41,7 +41,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
 
     def _choices(self, outputs: int, *, whole: bool, long_steps: bool) -> dict[str, tuple[Any, ...]]:
         found = cast(Geometry, self.program.convolution)
-        taps = math.prod(max(one.taps for one in phases_of(found, dim)) for dim in range(len(found.kernel)))
+        taps = math.prod(_most_taps([phases_of(found, dim) for dim in range(len(found.kernel))]))
         return fp16_convolution.choices(wide(outputs), self._each(found), taps, transposed=found.transposed)
 
     def _stages(self, wanted: str) -> str:
@@ -126,7 +126,7 @@ class _Sums:
     @property
     def counts(self) -> list[int]:
         """The most taps of a phase along each dimension."""
-        return [max(one.taps for one in phases) for phases in self.phases]
+        return _most_taps(self.phases)
 
     @property
     def apart(self) -> list[int]:
@@ -190,6 +190,11 @@ class _Sums:
                 *_MULTIPLIED,
             ]
         return lines
+
+
+def _most_taps(phases: Sequence[Sequence[Phase]]) -> list[int]:
+    """The most taps of a phase along each dimension."""
+    return [max(one.taps for one in along) for along in phases]
 
 
 def _inputs_at_once(
