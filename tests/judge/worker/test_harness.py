@@ -510,7 +510,8 @@ class FakeRuntime:
     def __init__(self, refuse=()):
         self.refuse = refuse
         self.log = []
-        for name in ("cudaEventRecord", "cudaEventElapsedTime", "cudaDeviceSynchronize", "cudaEventCreate"):
+        names = ("cudaEventRecord", "cudaEventElapsedTime", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaEventCreate")
+        for name in names:
             setattr(self, name, lambda *arguments, name=name: self.called(name, arguments))
 
     def called(self, name, arguments):
@@ -531,11 +532,13 @@ def test_the_device_clock_brackets_a_call_and_waits_for_the_whole_device(monkeyp
     clock, runtime = device_clock(monkeypatch)
     clock.start()
     clock.stop()
+    clock.arrive()
     clock.settle()
     assert clock.elapsed_us() == 1500.0
     assert runtime.log[2:] == [
         "cudaEventRecord",
         "cudaEventRecord",
+        "cudaEventSynchronize",
         "cudaDeviceSynchronize",
         "cudaEventElapsedTime",
     ]
@@ -545,6 +548,61 @@ def test_a_device_is_with_this_process_before_the_clock_starts(monkeypatch):
     clock, runtime = device_clock(monkeypatch)
     clock.ready()
     assert runtime.log[2:] == ["cudaEventRecord", "cudaDeviceSynchronize"]
+
+
+class VirtualDevice:
+    """A clock of a device whose work goes on after a call returns, in a time of its own, microseconds."""
+
+    def __init__(self):
+        self.now_us = self.busy_until_us = 0.0
+
+    def ready(self):
+        pass
+
+    def start(self):
+        self.began_us = self.now_us
+
+    def stop(self):
+        self.ended_us = max(self.now_us, self.busy_until_us)
+
+    def arrive(self):
+        self.now_us = max(self.now_us, self.ended_us)
+
+    settle = arrive
+
+    def elapsed_us(self):
+        return self.ended_us - self.began_us
+
+    def model(self, host_us, device_us):
+        """A call that returns after `host_us`, and whose work on the device takes `device_us` from then on."""
+
+        def call(*inputs):
+            self.now_us += host_us
+            self.busy_until_us = self.now_us + device_us
+            return inputs[0]
+
+        return call
+
+
+@pytest.mark.parametrize(("host_us", "device_us"), [(8.0, 32.0), (38.0, 2.0), (20.0, 0.0)])
+def test_time_outside_the_clock_does_not_hang_on_where_a_call_is_long(bench, monkeypatch, host_us, device_us):
+    harness, device = bench.ready().harness, VirtualDevice()
+    deliver = harness._deliver
+
+    def take_15_us(*arguments):
+        device.now_us += 15.0
+        return deliver(*arguments)
+
+    monkeypatch.setattr(harness, "_deliver", take_15_us)
+    monkeypatch.setattr(harness, "clock", device)
+    monkeypatch.setattr(harness, "model", device.model(host_us, device_us))
+    outer_us = []
+    for _ in range(3):
+        begun_us = device.now_us
+        harness._call(0, None, [])
+        outer_us.append(device.now_us - begun_us - device.elapsed_us())
+    assert device.elapsed_us() == host_us + device_us
+    assert outer_us == [15.0, 15.0, 15.0]
 
 
 @pytest.fixture

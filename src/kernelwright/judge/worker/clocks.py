@@ -24,6 +24,9 @@ class HostClock:
         """Directly after the call."""
         self._stop_ns = _clock_ns()
 
+    def arrive(self) -> None:
+        """A processor's call ends when it returns."""
+
     def settle(self) -> None:
         """Nothing is asynchronous here."""
 
@@ -38,10 +41,11 @@ class DeviceClock:
     def __init__(self) -> None:
         major = (torch.version.cuda or "").split(".")[0]
         runtime = ctypes.CDLL(f"libcudart.so.{major}")
-        self._record, self._elapsed, self._synchronize = (
+        self._record, self._elapsed, self._synchronize, self._wait = (
             runtime.cudaEventRecord,
             runtime.cudaEventElapsedTime,
             runtime.cudaDeviceSynchronize,
+            runtime.cudaEventSynchronize,
         )
         self._events = (ctypes.c_void_p(), ctypes.c_void_p())
         for event in self._events:
@@ -64,6 +68,14 @@ class DeviceClock:
     def stop(self) -> None:
         """Directly after the call."""
         self._record(self._events[1], self._stream)
+
+    def arrive(self) -> None:
+        """Wait for the end of the call, and for nothing on other streams: they get no time to finish late work.
+
+        The harness's own work after a call would else be done beside a call that is long on the device, and after one that
+        is long on the host, whose time outside the clock would be the longer one. `settle` reports what failed.
+        """
+        self._wait(self._events[1])
 
     def settle(self) -> None:
         """Wait for the whole device, whatever stream the work is on."""

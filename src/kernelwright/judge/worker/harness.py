@@ -257,6 +257,7 @@ class Harness:
             clock.start()
             result = model(*inputs)
             clock.stop()
+            clock.arrive()
             self.left_gradients_on |= torch.is_grad_enabled()
             delivered = self._deliver(result, region)
         clock.settle()
