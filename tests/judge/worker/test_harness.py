@@ -510,8 +510,8 @@ class FakeRuntime:
     def __init__(self, refuse=()):
         self.refuse = refuse
         self.log = []
-        names = ("cudaEventRecord", "cudaEventElapsedTime", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaEventCreate")
-        for name in names:
+        for event in ("EventCreate", "EventRecord", "EventSynchronize", "EventElapsedTime", "DeviceSynchronize"):
+            name = f"cuda{event}"
             setattr(self, name, lambda *arguments, name=name: self.called(name, arguments))
 
     def called(self, name, arguments):
