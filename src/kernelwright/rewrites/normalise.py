@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import fx
 
 from kernelwright.errors import InternalError
-from kernelwright.rewrites.graph import aten, is_call, is_mutable, is_tensor, value
+from kernelwright.rewrites.graph import argument, aten, is_call, is_mutable, is_tensor, value
 
 BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift_fresh_copy)
 """Operators that only matter to autograd or to the exporter: their result is their input."""
@@ -43,6 +43,8 @@ def normalise(graph: fx.Graph) -> None:
             graph.erase_node(node)
         elif node.target is operator.getitem and is_call(node.args[0], aten.broadcast_tensors):
             _drop_broadcast(node)
+        elif is_call(node, aten.to, aten.type_as):
+            _simplify_conversion(node)
         elif str(node.target).startswith("aten._assert"):
             graph.erase_node(node)
         elif is_mutable(node):
@@ -63,6 +65,18 @@ def _drop_broadcast(pick: fx.Node) -> None:
         pick.graph.erase_node(pick)
         if not together.users:
             pick.graph.erase_node(together)
+
+
+def _simplify_conversion(node: fx.Node) -> None:
+    """Drop a conversion to what a tensor already is, for which PyTorch returns the tensor; name the type of `type_as`."""
+    source = cast(fx.Node, node.args[0])
+    before, after = value(source), value(node)
+    same = (before.dtype, before.device, before.stride()) == (after.dtype, after.device, after.stride())
+    if same and not argument(node, "copy"):
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
+    elif is_call(node, aten.type_as) and before.device == after.device:
+        node.target, node.args = aten.to.dtype, (source, after.dtype)
 
 
 def _make_functional(graph: fx.Graph, node: fx.Node) -> None:

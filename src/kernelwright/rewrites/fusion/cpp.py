@@ -78,7 +78,7 @@ _library = _build()
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program; stores do not matter, because they are dense."""
     nest, signature = dense_nest(program)
-    if program.windows or program.scans or program.masks or program.finds_indices or program.convolution is not None:
+    if not program.is_of_tiles or program.finds_indices or program.converts or not program.is_of_float32:
         return False
     if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
         return False

@@ -14,9 +14,10 @@ import torch
 from torch import fx
 
 from kernelwright.rewrites.fusion.program import (
-    DTYPE,
+    CONVERSIONS,
     FULL,
     POINTWISE,
+    REAL,
     LoopProgram,
     UnsupportedError,
 )
@@ -119,9 +120,9 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
 def _lower(program: LoopProgram, node: fx.Node) -> None:
     """Append a node's steps; raise `UnsupportedError` when it has none in this program."""
     packet = packet_of(node)
-    if not is_tensor(node) or (value(node).dtype != DTYPE and not is_call(node, aten.argmax, aten.argmin)):
-        raise UnsupportedError("not one float32 tensor")
-    if node.op != "call_function" or node.kwargs.get("dtype") is not None:
+    if not is_tensor(node) or (value(node).dtype not in REAL and not is_call(node, aten.argmax, aten.argmin)):
+        raise UnsupportedError("not one tensor of real numbers")
+    if node.op != "call_function" or (node.kwargs.get("dtype") is not None and packet not in CONVERSIONS):
         raise UnsupportedError("not a plain call")
     if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
         found = reduction_of(node)
@@ -228,8 +229,12 @@ class Signature:
     """Step of each output, whether it is written per point (else per row), and its shape."""
     updates: tuple[int, ...] = ()
     """Arguments that the last stores are written into."""
-    indices: tuple[int, ...] = ()
-    """Stores of indices, which are of int64."""
+    dtypes: tuple[torch.dtype, ...] = ()
+    """Type of each store but those into arguments."""
+
+    def is_index(self, number: int) -> bool:
+        """Whether a store is of indices."""
+        return number < len(self.dtypes) and self.dtypes[number] == torch.int64
 
 
 def replace_group(
@@ -253,8 +258,8 @@ def replace_group(
     )
     stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
     stores += tuple((step, False, shape(statistic)) for statistic, step in program.updates.items())
-    indices = tuple(number for number, node in enumerate(outputs) if value(node).dtype != DTYPE)
-    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates)), indices), inputs)
+    dtypes = tuple(value(node).dtype for node in outputs)
+    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates)), dtypes), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
@@ -308,6 +313,6 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
     fresh = signature.stores[: len(signature.stores) - len(signature.updates)]
-    dtypes = [torch.int64 if number in signature.indices else DTYPE for number in range(len(fresh))]
-    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in zip(fresh, dtypes, strict=True))
+    stores = zip(fresh, signature.dtypes, strict=True)
+    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in stores)
     return made[0] if len(made) == 1 else made

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.rewrites.fusion.groups import Signature, allocate
 from kernelwright.rewrites.fusion.nest import Dim, nest_of
-from kernelwright.rewrites.fusion.program import LoopProgram, Operand
+from kernelwright.rewrites.fusion.program import DTYPE, LoopProgram, Operand
 
 BINARY = {
     "add": "+",
@@ -79,6 +79,10 @@ class FusedKernel(ABC):
     def _name_of(self, index: int) -> str:
         return self.program.steps[index].name
 
+    def _type_of(self, index: int) -> torch.dtype:
+        """Type of a partial result of a reduction."""
+        return torch.int64 if self._name_of(index) == "argmax" else DTYPE
+
     def _neutral(self, index: int) -> str:
         """The value that a reduction starts from."""
         return self.neutral[self._name_of(index)]
@@ -112,10 +116,9 @@ class FusedKernel(ABC):
         """Statements for steps that reduce nothing, of which `load` prints the loads."""
         return [load(index) if self._name_of(index) == "load" else self._step(index) for index in indices]
 
-    def _empty(self, size: str, of_integers: bool) -> str:
-        """A new tensor on the device of the first input, which may be of booleans."""
-        dtype = "int64" if of_integers else "float32" if self.program.masks else ""
-        return f"x0.new_empty({size}{f', dtype=torch.{dtype}' if dtype else ''})"
+    def _empty(self, size: str, dtype: torch.dtype = DTYPE) -> str:
+        """A new tensor on the device of the first input, which may be of another type."""
+        return f"x0.new_empty({size}{f', dtype={dtype}' if dtype != DTYPE or self.program.converts else ''})"
 
     def _launcher(self, call: Callable[[list[str], list[str]], list[str]]) -> list[str]:
         """The Python function around the statements that `call` makes of the names of inputs and outputs."""
@@ -123,8 +126,8 @@ class FusedKernel(ABC):
         outs = [f"y{index}" for index in range(len(self.signature.stores))]
         body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
         fresh = outs[: len(outs) - len(self.signature.updates)]
-        for number, (out, (_, _, size)) in enumerate(zip(fresh, self.signature.stores, strict=False)):
-            body.append(f"{out} = {self._empty(str(list(size)), number in self.signature.indices)}")
+        for out, (_, _, size), dtype in zip(fresh, self.signature.stores, self.signature.dtypes, strict=False):
+            body.append(f"{out} = {self._empty(str(list(size)), dtype)}")
         written = outs[: len(fresh)] + [names[index] for index in self.signature.updates]
         body += [*call(names, written), f"return {', '.join(fresh)}"]
         return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -80,9 +80,9 @@ class Load:
     window: Window | None = None
 
     @property
-    def is_mask(self) -> bool:
-        """Whether it is of booleans."""
-        return getattr(self.node.meta.get("val"), "dtype", DTYPE) == torch.bool
+    def dtype(self) -> torch.dtype:
+        """Type of what it reads: booleans and numbers of 16 bits become float32."""
+        return cast(torch.dtype, getattr(self.node.meta.get("val"), "dtype", DTYPE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,20 @@ class LoopProgram:
         return any(step.name == "argmax" for step in self.steps)
 
     @property
-    def masks(self) -> bool:
-        """Whether a load is of booleans."""
-        return any(load.is_mask for load in self.loads.values())
+    def converts(self) -> bool:
+        """Whether a load is not of float32."""
+        return any(load.dtype != DTYPE for load in self.loads.values())
+
+    @property
+    def is_of_float32(self) -> bool:
+        """Whether it neither reads nor rounds to numbers of 16 bits."""
+        rounded = any(step.name in ROUNDED.values() for step in self.steps)
+        return not rounded and all(load.dtype not in ROUNDED for load in self.loads.values())
+
+    @property
+    def is_of_tiles(self) -> bool:
+        """Whether it has neither windows nor scans nor a convolution, so that tiles of rows or columns compute it."""
+        return not (self.windows or self.scans or self.convolution)
 
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
         """A step that reads an outside tensor."""
@@ -211,8 +222,8 @@ class LoopProgram:
             if number is None:
                 raise UnsupportedError("an argument is no number")
             return number
-        if not is_tensor(item) or value(item).dtype not in (DTYPE, torch.bool):
-            raise UnsupportedError("an operand is neither float32 nor boolean")
+        if not is_tensor(item) or value(item).dtype not in (*REAL, torch.bool):
+            raise UnsupportedError("an operand is neither of real numbers nor boolean")
         if item in self.values:
             full = self.level_of_shape(shape(item)) == FULL
             if not full and len(shape(item)) != len(self.logical) and math.prod(shape(item)) > 1 and level != ROW:
@@ -256,6 +267,10 @@ class LoopProgram:
 
 DTYPE = torch.float32
 """The one type that fused kernels compute in."""
+ROUNDED = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+"""Types that they also read and write, and the step that rounds to each."""
+REAL = (DTYPE, *ROUNDED)
+CONVERSIONS = (aten.to, aten._to_copy)
 
 Lowering = Callable[[LoopProgram, fx.Node, Callable[[Any], Operand]], int]
 
@@ -371,6 +386,15 @@ def _activation(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operan
     return _clip(program, x, low, high)
 
 
+def _converted(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """A conversion rounds; a result of 16 bits that the program goes on with is not rounded otherwise."""
+    source, dtype = cast(fx.Node, node.args[0]), value(node).dtype
+    if value(source).device != value(node).device:
+        raise UnsupportedError("a copy to another device")
+    x = int(get(source))
+    return program.add(ROUNDED[dtype], x) if dtype in ROUNDED else x
+
+
 def _where(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     if is_call(node, aten.masked_fill):
         condition, chosen, other = node.args[1], node.args[2], node.args[0]
@@ -398,6 +422,7 @@ POINTWISE: dict[Any, Lowering] = {
     aten.pow: _power,
     aten.where: _where,
     aten.masked_fill: _where,
+    **dict.fromkeys(CONVERSIONS, _converted),
     aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
     aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
     **{getattr(aten, name): _unary(name) for name in UNARY},

@@ -6,9 +6,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
-from kernelwright.rewrites.fusion.program import DTYPE, FULL, LoopProgram, Lowering, Operand, UnsupportedError, Window
+from kernelwright.rewrites.fusion.program import (
+    DTYPE,
+    FULL,
+    REAL,
+    LoopProgram,
+    Lowering,
+    Operand,
+    UnsupportedError,
+    Window,
+)
 from kernelwright.rewrites.graph import (
     argument,
     arguments,
@@ -69,8 +79,8 @@ def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
 
 def _channel(program: LoopProgram, vector: fx.Node, norm: fx.Node) -> int:
     """A vector over dimension 1 of a norm, which is another one of the program where dimensions before it were reduced."""
-    if not is_tensor(vector) or value(vector).dtype != DTYPE or value(vector).stride() != (1,):
-        raise UnsupportedError("a parameter is not a dense float32 vector")
+    if not is_tensor(vector) or value(vector).dtype not in REAL or value(vector).stride() != (1,):
+        raise UnsupportedError("a parameter is not a dense vector of real numbers")
     rank = len(program.logical)
     kept = [dim for dim in range(rank) if len(shape(norm)) == rank or dim not in program.reduced]
     strides = [0] * rank
@@ -99,7 +109,7 @@ def _norm(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) ->
     x = get(given["input"])
     if is_call(node, aten.rms_norm):
         squares = program.add("div", program.add("sum", program.add("mul", x, x)), float(program.count()))
-        eps = 1.1920928955078125e-07 if given["eps"] is None else float(given["eps"])
+        eps = torch.finfo(value(given["input"]).dtype).eps if given["eps"] is None else float(given["eps"])
         result = program.add("mul", x, program.add("rsqrt", program.add("add", squares, eps)))
     else:
         result = _normalised(program, x, float(given["eps"]))

@@ -23,7 +23,7 @@ from kernelwright.rewrites.fusion.nest import (
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import REDUCERS, LoopProgram
+from kernelwright.rewrites.fusion.program import DTYPE, REDUCERS, ROUNDED, LoopProgram
 from kernelwright.rewrites.fusion.triton_helpers import HELPERS
 from kernelwright.rewrites.fusion.windows import MOST_CHANNELS
 
@@ -73,11 +73,8 @@ def _column_block(rows: int) -> int:
 
 def few_long_rows(nest: Nest) -> bool:
     """Whether chunks of rows are computed by programs of their own: rows are too long for a tile, and too few."""
-    return bool(nest.reduced) and (
-        nest.kind in (ROWS, WHOLE)
-        and points(nest.outer) < FEW_PROGRAMS
-        and power_of_two(points(nest.reduced)) > LARGEST_TILE
-    )
+    too_long = bool(nest.reduced) and power_of_two(points(nest.reduced)) > LARGEST_TILE
+    return too_long and nest.kind in (ROWS, WHOLE) and points(nest.outer) < FEW_PROGRAMS
 
 
 def long_columns(nest: Nest) -> bool:
@@ -104,6 +101,8 @@ def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
     if program.finds_indices and (program.convolution is not None or program.count() >= 1 << 31):
+        return False
+    if not (program.is_of_float32 or program.is_of_tiles):
         return False
     if program.convolution is not None:
         # Reduced are channels alone, of which a tile has all.
@@ -153,6 +152,8 @@ class TritonKernel(FusedKernel):
             return f"tl.{name}({operands[0]}, {operands[1]}, propagate_nan=tl.PropagateNan.ALL)"
         if name == "where":
             return f"tl.where({', '.join(operands)})"
+        if name in ROUNDED.values():
+            return f"{operands[0]}.to(tl.{name}).to(tl.float32)"
         return f"-{operands[0]}" if name == "neg" else f"{FUNCTIONS[name]}({operands[0]})"
 
     def _reduced(self, index: int) -> str:
@@ -219,14 +220,14 @@ class TritonKernel(FusedKernel):
         return f"v{index} = {self._read(index, place)}"
 
     def _read(self, index: int, what: str) -> str:
-        """A load, as a number also where the tensor holds booleans."""
-        return f"tl.load({what}){'.to(tl.float32)' if self.program.loads[index].is_mask else ''}"
+        """A load, as float32 also where the tensor holds booleans or numbers of 16 bits."""
+        return f"tl.load({what}){'.to(tl.float32)' if self.program.loads[index].dtype != DTYPE else ''}"
 
     def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
         """An output is written at a position of a loop."""
         offset = self._offset(dims, names, len(self.load_steps) + number) or otherwise
         step = f"v{self.signature.stores[number][0]}"
-        stored = f"_index_of({step})" if number in self.signature.indices else step
+        stored = f"_index_of({step})" if self.signature.is_index(number) else step
         return f"tl.store(out{number} + {offset}, {stored}{', mask=' + mask if mask else ''})"
 
     def _stored_at(self, pointer: str) -> str:
@@ -381,8 +382,7 @@ class TritonKernel(FusedKernel):
 
     def _start(self, index: int, tile: int | str) -> str:
         """A running result before the first tile."""
-        dtype = "tl.int64" if self._name_of(index) == "argmax" else "tl.float32"
-        return f"a{index} = tl.full([{tile}], {self._neutral(index)}, {dtype})"
+        return f"a{index} = tl.full([{tile}], {self._neutral(index)}, tl.{str(self._type_of(index)).partition('.')[2]})"
 
     def _accumulate(self, index: int) -> str:
         """One more tile into the running result of a reduction, lane by lane."""
@@ -437,7 +437,7 @@ class TritonKernel(FusedKernel):
     def _parts(self, size: str) -> list[str]:
         """Statements that make the tensors of all partial results."""
         every = (index for item in self.plan.passes for index in item.reduces)
-        return [f"part{index} = {self._empty(f'[{size}]', self._name_of(index) == 'argmax')}" for index in every]
+        return [f"part{index} = {self._empty(f'[{size}]', self._type_of(index))}" for index in every]
 
     def _split_rows(self) -> str:
         """A kernel for each pass, one program per chunk of a row; partial results of chunks go from one to the next."""
@@ -474,7 +474,6 @@ class TritonKernel(FusedKernel):
         mask = "chunk == 0" if self.full_stores else ""
         body += [self._store(place, self.nest.outer, outer, mask) for place, _ in self.row_stores]
         lines += self._definition("apply", [*self.inputs, *parts, *self.outputs, *options], body)
-
         launches.append(("apply", parts, bool(self.full_stores)))
         name = self.__name__
         knobs, constants = f"KNOBS_{name.upper()}", ", ".join(f"{name.upper()}_{one}" for one in ("CHUNKS", "TILE", "STEPS"))
