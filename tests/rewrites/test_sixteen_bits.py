@@ -1,0 +1,183 @@
+"""Fused Triton kernels of float16 and bfloat16: they compute in float32, round as stores and conversions do, and name types."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.rewrites.fusion import groups
+from kernelwright.rewrites.fusion import triton as triton_printer
+from tests.rewrites.samples import apply_rules, interpreted, module_at, task_text
+from tests.rewrites.test_fusion import needs_triton
+
+TYPES = ("float16", "bfloat16")
+
+RMS_NORM = """
+h = a.float()
+h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5)
+return self.w * h.to(a.dtype)
+"""
+
+CASES = {
+    "RMS norm": (RMS_NORM, "drawn(4, 6, 96)", "self.w = nn.Parameter(drawn(96))"),
+    "RMS norm of long rows": (RMS_NORM, "drawn(130, 16500)", "self.w = nn.Parameter(drawn(16500))"),
+    "softmax with a mask": (
+        "return F.softmax((a * 0.125).masked_fill(b > 0.5, -1e4), -1)",
+        "drawn(8, 40, 33), torch.rand(8, 40, 33)",
+        "pass",
+    ),
+    "layer norm, split": (
+        "return F.layer_norm(a, [20000], self.w, self.b, 1e-5) + b",
+        "drawn(3, 20000), drawn(3, 20000)",
+        "self.w, self.b = nn.Parameter(drawn(20000)), nn.Parameter(drawn(20000))",
+    ),
+    "columns": ("return a - a.mean(1, keepdim=True), (a * 2).amax(1)", "drawn(3, 24, 70)", "pass"),
+    "with float32": ("return F.gelu(a) * b + a", "drawn(60, 50), torch.randn(60, 50)", "pass"),
+    "gate": ("return F.silu(a) * b, torch.relu(a + b)", "drawn(60, 50), drawn(60, 50)", "pass"),
+    "mean of all": ("return F.mse_loss(a.float(), b.float())", "drawn(70, 60), drawn(70, 60)", "pass"),
+}
+"""Body, inputs and constructor; `drawn` gives numbers of 16 bits."""
+
+PRECISE = """
+import copy, importlib.util, sys
+import torch
+from pathlib import Path
+from tests.rewrites.samples import load, tensors
+
+folder = Path(sys.argv[1])
+spec = importlib.util.spec_from_file_location("candidate", folder / "candidate.py")
+new = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(new)
+old = load((folder / "reference.txt").read_text(), "reference")
+torch.manual_seed(3)
+model = old.Model().eval()
+torch.manual_seed(3)
+rewritten = new.ModelNew().eval()
+new.Model.forward = None  # the candidate may not run the reference
+torch.Tensor.float = torch.Tensor.double  # the precise one, below, stays in float64
+precise = copy.deepcopy(model).double()
+given = old.get_inputs()
+with torch.no_grad():
+    have = tensors(rewritten(*given))
+    exact = tensors(precise(*(one.double() for one in given)))
+del torch.Tensor.float
+with torch.no_grad():
+    eager = tensors(model(*given))
+for mine, theirs, right in zip(have, eager, exact, strict=True):
+    assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
+    unit = torch.finfo(mine.dtype).eps
+    allowed = float(sys.argv[2]) * unit * right.abs() + 3e-6 * right.abs().max()
+    assert ((mine - right).abs() <= allowed).all(), float(((mine - right).abs() / allowed).max())
+"""
+"""No further than the given roundings from what float64 gives, where eager rounds each operator's result."""
+
+
+def text(case: str, dtype: str) -> str:
+    body, inputs, init = CASES[case]
+    draws = f"def drawn(*sizes):\n    return torch.randn(*sizes).to(torch.{dtype})\n\nclass Model("
+    return task_text(body, inputs, init).replace("class Model(", draws)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_kernel_rounds_once(case: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    done = apply_rules(text(case, dtype), fuse="cuda", single=True)
+    assert ("split-rows" in done.fired) == (case == "layer norm, split")
+    body = done.source.split("class ModelNew")[1]
+    assert "torch." not in body.split("super().forward")[1], "one kernel computes all of it"
+    # A GPU rounds to the nearest number of bfloat16, Triton's interpreter to the next one towards zero.
+    units = (2 if "RMS" in case else 1) * (1.02 if dtype == "bfloat16" else 0.51)
+    interpreted(PRECISE, done.reference, done.source, tmp_path, str(units))
+
+
+ROUNDED = "h = a * 1.001\nreturn h.to(torch.{dtype}).float() - h, h.to(torch.{dtype})"
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_conversion_rounds_what_the_kernel_goes_on_with(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    done = apply_rules(task_text(ROUNDED.format(dtype=dtype), "torch.randn(60, 50)"), fuse="cuda")
+    assert done.source.count(f".to(tl.{dtype}).to(tl.float32)") == 1
+    if dtype == "float16":
+        interpreted(EXACT, done.reference, done.source, tmp_path)
+
+
+EXACT = (
+    PRECISE.split("precise =")[0].replace("torch.Tensor.float = torch.Tensor.double  # the", "#")
+    + """
+given = old.get_inputs()
+with torch.no_grad():
+    for want, have in zip(tensors(model(*given)), tensors(rewritten(*given)), strict=True):
+        assert have.dtype == want.dtype and want.abs().max() > 0
+        torch.testing.assert_close(have, want, rtol=0, atol=1e-7)
+"""
+)
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_gpu_rounds_to_the_nearest(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    (tmp_path / "candidate.py").write_text(apply_rules(text("gate", dtype), fuse="cuda").source)
+    kernel = module_at(tmp_path / "candidate.py")._fused_0_kernel
+    short, pointer = {"float16": ("f16", "*fp16"), "bfloat16": ("bf16", "*bf16")}[dtype]
+    signature = dict.fromkeys(kernel.arg_names, pointer)
+    ptx = compile_triton(kernel, signature, {}, 90, 4, 3, frozenset(signature)).ptx
+    assert f"cvt.rn.{short}" in ptx
+    assert ".rz" not in ptx
+
+
+@pytest.mark.parametrize(
+    ("stays", "forward", "inputs"),
+    [
+        ("cumsum", "return torch.cumsum(a * 2, -1)", "torch.randn(600, 600).half()"),
+        ("max_pool2d", "return F.max_pool2d(torch.relu(a), 2)", "torch.randn(4, 8, 32, 32).half()"),
+        ("conv2d", "return F.conv2d(a, b)", "torch.randn(4, 16, 32, 32).half(), torch.randn(16, 16, 3, 3).half()"),
+        ("torch.int32", "return (a * 2).to(torch.int32)", "torch.randn(60, 50)"),
+        ("F.rms_norm", "return F.rms_norm(a, [50])", "torch.randn(60, 50).half()"),
+        ("torch.float64", "return torch.relu(a * 2).double()", "torch.randn(60, 50)"),
+    ],
+)
+def test_what_no_kernel_of_16_bits_computes_stays(
+    stays: str, forward: str, inputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    done = apply_rules(task_text(forward, inputs), fuse="cuda", single=True, tiled=True)
+    assert stays in done.source.split("class ModelNew")[1]
+
+
+def test_a_processor_has_no_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SMALLEST", 256)
+    for dtype in TYPES:
+        assert not apply_rules(text("gate", dtype), fuse="cpu", single=True).fired
+    assert apply_rules(text("gate", "float32"), fuse="cpu", single=True).fired
+
+
+NOTHING = {
+    "to its type": "a.to(torch.float32)",
+    "float": "a.float()",
+    "type_as": "a.type_as(b)",
+    "to another": "a.to(b)",
+}
+
+
+@pytest.mark.parametrize("what", NOTHING)
+def test_a_conversion_that_does_nothing_is_gone(what: str) -> None:
+    done = apply_rules(task_text(f"return {NOTHING[what]} + b", "torch.randn(4, 5), torch.randn(4, 5)"))
+    assert "a + b" in done.source.split("class ModelNew")[1]
+
+
+def test_type_as_names_its_type() -> None:
+    done = apply_rules(task_text("return (a * 2).type_as(b)", "torch.randn(4, 5), torch.randn(4, 5).half()"))
+    body = done.source.split("class ModelNew")[1]
+    assert ".to(torch.float16)" in body
+    assert "type_as" not in body
