@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import functools
 import re
@@ -10,20 +9,16 @@ from pathlib import Path
 
 from kernelwright import errors
 from kernelwright.errors import listed
+from tests.package import Contents, contents, contents_of, modules
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "kernelwright"
 DRAWN_LINE = re.compile(r"    (?P<indent>[│├└─ ]*)(?P<name>\w+Error)(?:\s+(?P<status>\d))?(?:\s{2,}\S.*)?")
 BUILT_IN = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)}
 
 
-def bases_of(source: str) -> dict[str, list[str]]:
-    """Every class of a text with the last names of its bases."""
-    return {
-        node.name: [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases]
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ClassDef)
-    }
+def bases_of(module: Contents) -> dict[str, list[str]]:
+    """Every class of a module with the last names of its bases."""
+    return {name: [*bases] for name, bases in module.classes}
 
 
 def exceptions_of(classes: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -54,13 +49,7 @@ DRAWN = drawn_tree(errors.__doc__ or "")
 @functools.cache
 def found() -> dict[str, list[str]]:
     """The package's exceptions, read where a test asks: collection would read the whole package in each process of tests."""
-    classes = {
-        name: bases
-        for path in PACKAGE.rglob("*.py")
-        if path.parent.name != "data"
-        for name, bases in bases_of(path.read_text(encoding="utf-8")).items()
-    }
-    return exceptions_of(classes)
+    return exceptions_of({name: bases for path in modules() for name, bases in bases_of(contents_of(path)).items()})
 
 
 def test_every_exception_is_drawn_under_its_parent():
@@ -90,7 +79,7 @@ def test_the_page_shows_the_same_tree():
 
 def test_the_test_itself_sees_an_exception_outside_the_tree():
     source = "class Lost(Exception): pass\nclass Deeper(Lost): pass\nclass Plain: pass"
-    assert exceptions_of(bases_of(source)).keys() == {"Lost", "Deeper"}
+    assert exceptions_of(bases_of(contents(source))).keys() == {"Lost", "Deeper"}
 
 
 def test_a_list_in_a_message_says_how_many_more_there_are():

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
+
+from tests.package import Contents, contents, contents_of, modules
 
 SOURCES = Path(__file__).parents[1] / "src"
 
@@ -31,24 +32,20 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-MODULE_NAME = re.compile(r"kernelwright(\.\w+)+")
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 
-def imported_parts(source: str) -> set[str]:
-    """First-level parts of the package that a text imports, wherever in it; `recipes` is named as such."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.module == "kernelwright":
+def imported_parts(module: Contents) -> set[str]:
+    """First-level parts of the package that a module imports, wherever in it; `recipes` is named as such."""
+    names = {_part(name) for name in module.named}
+    for node in module.imports:
+        if isinstance(node, ast.Import):
+            names |= {_part(alias.name) for alias in node.names}
+        elif node.module == "kernelwright":
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, "relative imports hide an arrow"
             names.add(_part(node.module or ""))
-        elif isinstance(node, ast.Import):
-            names |= {_part(alias.name) for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
-            # A module named in a string is imported by its name at some time.
-            names.add(_part(node.value))
     return names - {""}
 
 
@@ -59,12 +56,12 @@ def _part(module: str) -> str:
     return rest.partition(".")[0] if package == "kernelwright" else ""
 
 
-def wrong_arrows(part: str, source: str) -> list[str]:
-    found = imported_parts(source) - {part}
+def wrong_arrows(part: str, module: Contents) -> list[str]:
+    found = imported_parts(module) - {part}
     return sorted(name for name in found if RANK.get(name, len(LAYERS)) >= RANK[part])
 
 
-MODULES = sorted(path for path in (SOURCES / "kernelwright").rglob("*.py") if path.parent.name != "data")
+MODULES = modules()
 FRONT_DOOR = "kernelwright"
 """Python imports it before any module of the package. It holds the version, and names the verbs of every layer."""
 
@@ -73,23 +70,21 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported_modules(source: str, known: Collection[str]) -> set[str]:
-    """Modules of the package that a text imports, wherever in it, by their full names."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+def imported_modules(module: Contents, known: Collection[str]) -> set[str]:
+    """Modules of the package that a module imports, wherever in it, by their full names."""
+    found = {name if name in known else name.rpartition(".")[0] for name in module.named}
+    for node in module.imports:
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in known else str(node.module) for name in names}
-        elif isinstance(node, ast.Import):
+        else:
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_NAME.fullmatch(node.value):
-            found.add(node.value if node.value in known else node.value.rpartition(".")[0])
     return {name for name in found if name in known}
 
 
-def circle_in(sources: Mapping[str, str]) -> list[str]:
+def circle_in(given: Mapping[str, Contents]) -> list[str]:
     """Modules of which each imports the next and the last the first; none where there is no such circle."""
-    graph = {name: imported_modules(source, sources.keys()) - {name, FRONT_DOOR} for name, source in sources.items()}
+    graph = {name: imported_modules(module, given.keys()) - {name, FRONT_DOOR} for name, module in given.items()}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -103,7 +98,7 @@ def test_a_module_imports_only_from_below(path):
     if part == "__init__":
         pytest.skip("the package's front door names its verbs from every layer")
     assert part in RANK, f"{part} has no layer"
-    assert wrong_arrows(part, path.read_text(encoding="utf-8")) == []
+    assert wrong_arrows(part, contents_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -119,11 +114,11 @@ def test_a_module_imports_only_from_below(path):
     ],
 )
 def test_the_test_itself_sees_arrows_that_point_upwards(part, source, wrong):
-    assert wrong_arrows(part, source) == wrong
+    assert wrong_arrows(part, contents(source)) == wrong
 
 
 def test_no_two_modules_import_one_another():
-    assert circle_in({module_name(path): path.read_text(encoding="utf-8") for path in MODULES}) == []
+    assert circle_in({module_name(path): contents_of(path) for path in MODULES}) == []
 
 
 def test_the_test_itself_sees_circles():
@@ -132,12 +127,13 @@ def test_the_test_itself_sees_circles():
         "kernelwright.b": "if TYPE_CHECKING:\n    from kernelwright.c import D",
         "kernelwright.c": "def f():\n    importlib.import_module('kernelwright.a')",
     }
-    assert {*circle_in(sources)} == {*sources}
-    assert circle_in(sources | {"kernelwright.c": "import kernelwright"}) == []
+    given = {name: contents(source) for name, source in sources.items()}
+    assert {*circle_in(given)} == {*given}
+    assert circle_in(given | {"kernelwright.c": contents("import kernelwright")}) == []
 
 
 def test_a_report_reads_records_alone():
-    found = {part for path in MODULES if path.parent.name == "report" for part in imported_parts(path.read_text("utf-8"))}
+    found = {part for path in MODULES if path.parent.name == "report" for part in imported_parts(contents_of(path))}
     assert found == {"report", "records", "errors", "files"}
 
 

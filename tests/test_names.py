@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import collections
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "src" / "kernelwright"
-SOURCES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py") if path.parent.name != "data"}
+from tests.package import PACKAGE, contents_of, modules
+
+MODULES = modules()
 
 STILL_TWICE: set[str] = set()
 STILL_LONG_FUNCTIONS: set[str] = set()
@@ -16,10 +15,9 @@ STILL_LONG_FILES: set[str] = set()
 
 def class_names() -> dict[str, list[str]]:
     names = collections.defaultdict(list)
-    for path, tree in SOURCES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                names[node.name.lstrip("_")].append(str(path.relative_to(PACKAGE)))
+    for path in MODULES:
+        for name, _ in contents_of(path).classes:
+            names[name.lstrip("_")].append(str(path.relative_to(PACKAGE)))
     return names
 
 
@@ -29,29 +27,24 @@ def test_no_class_name_is_defined_twice():
 
 
 def test_no_function_has_more_than_80_lines():
-    long = {
-        node.name
-        for tree in SOURCES.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno + 1 > 80
-    }
+    long = {name for path in MODULES for name, lines in contents_of(path).functions if lines > 80}
     assert long == STILL_LONG_FUNCTIONS
 
 
 def test_no_file_has_more_than_500_lines():
-    long = {str(path.relative_to(PACKAGE)) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) > 500}
+    long = {str(path.relative_to(PACKAGE)) for path in MODULES if len(path.read_text(encoding="utf-8").splitlines()) > 500}
     assert long == STILL_LONG_FILES
 
 
 def test_no_folder_has_more_than_a_dozen_modules():
-    folders = collections.Counter(path.parent for path in SOURCES if path.name != "__init__.py")
+    folders = collections.Counter(path.parent for path in MODULES if path.name != "__init__.py")
     assert [str(folder) for folder, count in folders.items() if count > 12] == []
 
 
 def test_every_folder_says_what_it_is_for():
     silent = [
         str(path.parent.relative_to(PACKAGE))
-        for path, tree in SOURCES.items()
-        if path.name == "__init__.py" and not ast.get_docstring(tree)
+        for path in MODULES
+        if path.name == "__init__.py" and not contents_of(path).has_docstring
     ]
     assert silent == []
