@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +17,7 @@ from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.progress import CompilerWatch
 from kernelwright.judge.worker import serving
 from kernelwright.records import Candidate, Reason
+from tests.judge.isolation.forked import in_child
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
 
@@ -203,27 +203,23 @@ def compiles():
 """
 
 
-ASKED_OFTEN = f"""
-import os, sys, threading, time
-from pathlib import Path
-from kernelwright.judge.worker import serving
-{IN_A_THREAD}
-private = Path(sys.argv[1])
-os.mkfifo(private / serving.ASKED)
-asks = os.open(private / serving.ASKED, os.O_RDWR)
-serving.say_where_when_asked(private)
-worker = threading.Thread(target=compiles)
-worker.start()
-while worker.is_alive():
-    os.write(asks, b"?")
-    time.sleep(0.0005)
-"""
+def asked_often(private, seconds):
+    """Let a thread compute for a while, and ask all the time where it is."""
+    names = {"time": time}
+    exec(IN_A_THREAD.replace("time.process_time() + 3", f"time.process_time() + {seconds}"), names)
+    os.mkfifo(private / serving.ASKED)
+    asks = os.open(private / serving.ASKED, os.O_RDWR)
+    serving.say_where_when_asked(private)
+    worker = threading.Thread(target=names["compiles"])
+    worker.start()
+    while worker.is_alive():
+        os.write(asks, b"?")
+        time.sleep(0.0005)
 
 
 @pytest.mark.parametrize("seconds", exhaustive_but((1, 3), 1))
 def test_a_process_says_where_its_threads_are_and_goes_on(seconds, tmp_path):
-    program = ASKED_OFTEN.replace("time.process_time() + 3", f"time.process_time() + {seconds}")
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    assert in_child(lambda: asked_often(tmp_path, seconds)) is None
     accounts = (tmp_path / serving.STACK_LOG).read_text()
     assert accounts.count("most recent call first") > 100
     assert re.search(r'File "/p/triton/compiler/compiler.py", line \d+ in g\n', accounts)
