@@ -110,11 +110,17 @@ def _private_triton_cache(shared_by_workers: Path) -> Iterator[None]:
         yield
 
 
+SECRET = "KERNELWRIGHT_TEST_SECRET"
+"""A variable of the environment in which judges and their zygote start, that no worker may see."""
+
+
 @pytest.fixture(scope="session")
 def _one_zygote() -> Iterator[type]:
     from kernelwright.judge.isolation.zygote import Zygote
 
-    zygote = Zygote()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SECRET, "hunter2")
+        zygote = Zygote()
     owner = os.getpid()
 
     class OneZygote:

@@ -1,4 +1,4 @@
-"""One judge for all of these tests: starting one imports torch in another process."""
+"""One judge for all of these tests, on what forks the workers of other tests' judges too: starting one imports torch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from kernelwright.judge import Judge, Settings
-
-SECRET = "KERNELWRIGHT_TEST_SECRET"
-"""A variable of the judge's environment that no worker may see."""
+from tests.conftest import SECRET
 
 
 @pytest.fixture(scope="session")
-def shared_judge() -> Iterator[Judge]:
+def shared_judge(_one_zygote: type) -> Iterator[Judge]:
     patch = pytest.MonkeyPatch()
     patch.setenv(SECRET, "hunter2")
     assert SECRET in os.environ
-    with Judge("cpu", Settings.quick(threads=1, timed=False)) as judge:
+    with Judge("cpu", Settings.quick(threads=1, timed=False), zygote=_one_zygote()) as judge:
         yield judge
     patch.undo()
 

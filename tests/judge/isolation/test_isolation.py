@@ -15,7 +15,7 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation import sandbox
-from tests.judge.conftest import SECRET
+from tests.conftest import SECRET
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
 
