@@ -8,6 +8,7 @@ each call, and runs `Model.forward` for anything other than what it was written 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -173,6 +174,7 @@ def _structure(spec: Any, results: Any) -> str:
     raise UntraceableError(f"forward returns a {spec.type}")
 
 
+@functools.lru_cache(maxsize=16)
 def reference_source(source: str) -> str:
     """The task's text without its input makers: classes, constants and imports, comments kept.
 
@@ -195,6 +197,7 @@ def reference_source(source: str) -> str:
     return "\n".join(kept).strip("\n")
 
 
+@functools.lru_cache(maxsize=16)
 def future_import(source: str) -> str:
     """The import that makes a task's annotations text, where the task has it.
 

@@ -53,7 +53,7 @@ def is_call(item: Any, *packets: Operator) -> bool:
     if not isinstance(item, fx.Node) or item.op != "call_function":
         return False
     packet = getattr(item.target, "overloadpacket", item.target)
-    return any(packet is wanted or item.target is wanted for wanted in packets)
+    return packet in packets or item.target in packets
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

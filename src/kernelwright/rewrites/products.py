@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -314,11 +315,12 @@ def clash(source: str) -> set[str]:
 
 def shared_names(source: str, texts: Iterable[str]) -> set[str]:
     """Names at the module level of a task's text that templates' texts also have, imports aside."""
-    return names_in(source) & set().union(*(names_in(text, imports=False) for text in texts))
+    return {*names_in(source)} & set().union(*(names_in(text, imports=False) for text in texts))
 
 
-def names_in(source: str, *, imports: bool = True) -> set[str]:
-    """Names that a module's own statements bind."""
+@functools.lru_cache(maxsize=256)
+def names_in(source: str, *, imports: bool = True) -> frozenset[str]:
+    """Names that a module's own statements bind. Every task asks for those of the same templates."""
     found: set[str] = set()
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -328,4 +330,4 @@ def names_in(source: str, *, imports: bool = True) -> set[str]:
         else:
             names: list[Any] = [item for item in ast.walk(node) if isinstance(item, ast.Name)]
             found |= {item.id for item in names if isinstance(item.ctx, ast.Store)}
-    return found
+    return frozenset(found)
