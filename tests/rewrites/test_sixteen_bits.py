@@ -1,7 +1,8 @@
-"""Fused Triton kernels of float16 and bfloat16: they compute in float32, round as stores and conversions do, and name types."""
+"""Fused Triton kernels of float16 and bfloat16: they compute in float32, and round as stores and conversions do."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
+from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, interpreted, module_at, task_text
 from tests.rewrites.test_fusion import needs_triton
 
@@ -33,12 +35,22 @@ CASES = {
         "drawn(3, 20000), drawn(3, 20000)",
         "self.w, self.b = nn.Parameter(drawn(20000)), nn.Parameter(drawn(20000))",
     ),
+    "softmax in float32": ("return F.softmax(a, -1, dtype=torch.float32).to(a.dtype)", "drawn(8, 40, 33)", "pass"),
     "columns": ("return a - a.mean(1, keepdim=True), (a * 2).amax(1)", "drawn(3, 24, 70)", "pass"),
     "with float32": ("return F.gelu(a) * b + a", "drawn(60, 50), torch.randn(60, 50)", "pass"),
     "gate": ("return F.silu(a) * b, torch.relu(a + b)", "drawn(60, 50), drawn(60, 50)", "pass"),
     "mean of all": ("return F.mse_loss(a.float(), b.float())", "drawn(70, 60), drawn(70, 60)", "pass"),
 }
 """Body, inputs and constructor; `drawn` gives numbers of 16 bits."""
+QUICK = [
+    ("RMS norm", "bfloat16"),
+    ("RMS norm of long rows", "float16"),
+    ("softmax with a mask", "float16"),
+    ("softmax in float32", "bfloat16"),
+    ("layer norm, split", "bfloat16"),
+    ("columns", "float16"),
+    ("with float32", "bfloat16"),
+]
 
 PRECISE = """
 import copy, importlib.util, sys
@@ -81,8 +93,7 @@ def text(case: str, dtype: str) -> str:
 
 
 @needs_triton
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "dtype"), exhaustive_but(itertools.product(CASES, TYPES), *QUICK))
 def test_a_kernel_rounds_once(case: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
     monkeypatch.setattr(groups, "SMALLEST", 256)
@@ -142,6 +153,7 @@ def test_a_gpu_rounds_to_the_nearest(dtype: str, tmp_path: Path, monkeypatch: py
         ("cumsum", "return torch.cumsum(a * 2, -1)", "torch.randn(600, 600).half()"),
         ("max_pool2d", "return F.max_pool2d(torch.relu(a), 2)", "torch.randn(4, 8, 32, 32).half()"),
         ("conv2d", "return F.conv2d(a, b)", "torch.randn(4, 16, 32, 32).half(), torch.randn(16, 16, 3, 3).half()"),
+        ("torch.softmax", "return torch.softmax(a * 2, -1, dtype=torch.float16)", "torch.randn(60, 50).bfloat16()"),
         ("torch.int32", "return (a * 2).to(torch.int32)", "torch.randn(60, 50)"),
         ("F.rms_norm", "return F.rms_norm(a, [50])", "torch.randn(60, 50).half()"),
         ("torch.float64", "return torch.relu(a * 2).double()", "torch.randn(60, 50)"),

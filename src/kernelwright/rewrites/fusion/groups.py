@@ -15,6 +15,7 @@ from torch import fx
 
 from kernelwright.rewrites.fusion.program import (
     CONVERSIONS,
+    DTYPE,
     FULL,
     POINTWISE,
     REAL,
@@ -122,7 +123,7 @@ def _lower(program: LoopProgram, node: fx.Node) -> None:
     packet = packet_of(node)
     if not is_tensor(node) or (value(node).dtype not in REAL and not is_call(node, aten.argmax, aten.argmin)):
         raise UnsupportedError("not one tensor of real numbers")
-    if node.op != "call_function" or (node.kwargs.get("dtype") is not None and packet not in CONVERSIONS):
+    if node.op != "call_function" or (node.kwargs.get("dtype") not in (None, DTYPE) and packet not in CONVERSIONS):
         raise UnsupportedError("not a plain call")
     if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
         found = reduction_of(node)

@@ -293,6 +293,6 @@ def reduction_of(node: fx.Node) -> tuple[int, tuple[int, ...]] | None:
         pooled = shape(node)[2:]
         return (1, tuple(range(2, rank))) if rank == len(shape(node)) and all(size == 1 for size in pooled) else None
     dims = dims_of(argument(node, "dim"), rank)
-    if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") is not None:
+    if not dims or dims != tuple(range(dims[0], dims[-1] + 1)) or given.get("dtype") not in (None, DTYPE):
         return None
     return 1, dims
