@@ -38,6 +38,14 @@ def test_twenty_modules_at_two_sizes_are_tasks(installed: set[str]) -> None:
         assert load_task(name).id == "modules/level3/bert-attention-small"
 
 
+def test_the_same_modules_are_tasks_in_bfloat16(installed: set[str]) -> None:
+    single, half = (load_suite(name).entries for name in ("modules", "modules-bf16"))
+    assert [one.task.id.replace("modules/", "modules-bf16/") for one in single] == [one.task.id for one in half]
+    for one, other in zip(single, half, strict=True):
+        assert other.task.source.replace(".bfloat16()", "") == one.task.source
+        assert other.task.source.count(".bfloat16()") == 2
+
+
 def test_a_missing_library_leaves_its_tasks_out_and_says_what_to_install(installed: set[str]) -> None:
     installed.remove("torchvision")
     suite = load_suite("modules")
@@ -63,11 +71,19 @@ def test_one_module_of_each_kind_of_call_runs() -> None:
         run(load_task(f"modules/level3/{name}-small"))
 
 
+def test_modules_of_bfloat16_run() -> None:
+    pytest.importorskip("transformers")
+    for name in ("llama-norm", "clip-attention"):
+        run(load_task(f"modules-bf16/level3/{name}-small"))
+
+
 def run(task: Task) -> None:
     module = bring_to_life(task).module
-    # Its windows are counted in a tensor while it is constructed, which takes memory.
-    with FakeTensorMode(allow_non_fake_inputs=True) if "Swin" not in task.source else torch.no_grad(), torch.no_grad():
+    # Windows are counted in a tensor while they are constructed, and a fake parameter cannot become one of another type.
+    takes_memory = "Swin" in task.source or ".bfloat16()" in task.source
+    with torch.no_grad() if takes_memory else FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model = module.Model(*module.get_init_inputs())
         (x,) = module.get_inputs()
-        assert model(x).shape[0] == x.shape[0]
+        y = model(x)
+        assert (y.shape[0], y.dtype) == (x.shape[0], x.dtype)
     assert not any(part.training for part in model.modules())

@@ -102,9 +102,9 @@ def command(
 ) -> None:
     """Judge the candidates of SUITE, or your own, and time its baselines, in one run. With --policy, search every task.
 
-    SUITE is builtin, modules, kernelbench, cuda-l1 or robust-kbench. Prints the table of CUDA-L1 against each baseline, and
-    against the best of each task. With --candidates, tasks without one are left out. --device cuda uses every GPU. Run again
-    with the same DIR, it goes on where it stopped.
+    SUITE is builtin, modules, modules-bf16, kernelbench, cuda-l1 or robust-kbench. Prints the table of CUDA-L1 against each
+    baseline, and against the best of each task. With --candidates, tasks without one are left out. --device cuda uses every
+    GPU. Run again with the same DIR, it goes on where it stopped.
     """
     options.require_together("--policy", policy is not None, "budget", "judged", "minutes", *model_options.NAMES)
     asked = {name: further.pop(name) for name in model_options.NAMES}

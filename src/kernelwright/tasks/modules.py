@@ -1,5 +1,7 @@
 """Makes the suite `modules`: modules of torchvision and transformers at two sizes each, as the user has them installed.
 
+`modules-bf16` has the same with weights and inputs of bfloat16, in which networks are mostly run.
+
 None was written for this program or for a benchmark. A task constructs a library's own module, in eval mode, with weights as
 its constructor draws them and without dropout: the judge compares outputs in training mode too. Nothing is downloaded, and
 nothing is executed here.
@@ -36,14 +38,14 @@ class Model(torch.nn.Module):
     def __init__(self, width, side):
         super().__init__()
         {build}
-        self.eval()
+        self{cast}.eval()
 
     def forward(self, x):
         return {call}
 
 
 def get_inputs():
-    return [torch.randn({shape})]
+    return [torch.randn({shape}){cast}]
 
 
 def get_init_inputs():
@@ -77,8 +79,8 @@ class _Module:
     further: str = ""
     """Another import."""
 
-    def source(self, size: _Size) -> str:
-        """A task in KernelBench's format."""
+    def source(self, size: _Size, cast: str = "") -> str:
+        """A task in KernelBench's format, its module and its input made of another type by `cast`."""
         batch, width, side = size
         build = [f"self.block = {self.names.partition(',')[0]}({self.arguments})"]
         if self.config:
@@ -95,6 +97,7 @@ class _Module:
             shape=self.shape.format(batch=batch, width=width, side=side),
             width=width,
             side=side,
+            cast=cast,
         )
 
     @property
@@ -160,8 +163,16 @@ MODULES = (
 # fmt: on
 
 
-def entries_from_libraries(levels: Sequence[int]) -> tuple[list[SuiteEntry], dict[str, str]]:
+CASTS = {"modules": "", "modules-bf16": ".bfloat16()"}
+"""How each suite makes a module and its inputs of its type."""
+
+
+def entries_from_libraries(levels: Sequence[int], suite: str = "modules") -> tuple[list[SuiteEntry], dict[str, str]]:
     """The tasks of the libraries that are installed, and by id why others are left out.
+
+    Args:
+        levels: Those to keep; all tasks are of one.
+        suite: One of `CASTS`.
 
     Raises:
         TaskError: neither library is installed.
@@ -175,10 +186,10 @@ def entries_from_libraries(levels: Sequence[int]) -> tuple[list[SuiteEntry], dic
     left_out: dict[str, str] = {}
     for module in MODULES if LEVEL in levels else ():
         for name, size in (("small", module.small), ("large", module.large)):
-            task_id = f"modules/level{LEVEL}/{module.name}-{name}"
+            task_id = f"{suite}/level{LEVEL}/{module.name}-{name}"
             if module.library in missing:
                 left_out[task_id] = f"{module.library} is not installed; run pip install 'kernelwright[modules]'"
                 continue
-            task = Task(id=task_id, source=module.source(size), origin=f"modules:{module.name}-{name}")
+            task = Task(id=task_id, source=module.source(size, CASTS[suite]), origin=f"{suite}:{module.name}-{name}")
             entries.append(SuiteEntry(task, level=LEVEL))
     return entries, left_out

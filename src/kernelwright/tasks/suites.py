@@ -13,7 +13,7 @@ from kernelwright.tasks.bundling import bundled
 from kernelwright.tasks.cuda_l1 import entries_from_release
 from kernelwright.tasks.entries import Suite
 from kernelwright.tasks.kernelbench import entries_from_checkout, entries_from_hub
-from kernelwright.tasks.modules import entries_from_libraries
+from kernelwright.tasks.modules import CASTS, entries_from_libraries
 from kernelwright.tasks.robust_kbench import entries_from_tasks
 from kernelwright.tasks.selection import chosen_tasks
 from kernelwright.tasks.source import check_task_source, read_source
@@ -23,7 +23,7 @@ _PLACES = {
     "cuda-l1": "a JSON lines file of CUDA-L1's release",
     "robust-kbench": "a checkout of robust-kbench",
 }
-SUITE_NAMES = ("builtin", "modules", *_PLACES)
+SUITE_NAMES = ("builtin", *CASTS, *_PLACES)
 _LEVEL = re.compile(r"level(\d{1,3})/")
 
 
@@ -93,8 +93,8 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         raise TaskError(f"Wanted the suite {name}; found the path {path}. It comes with the package. Leave --path out.")
     if name == "builtin":
         entries = builtin_entries(levels)
-    elif name == "modules":
-        entries, left_out = entries_from_libraries(levels)
+    elif name in CASTS:
+        entries, left_out = entries_from_libraries(levels, name)
     elif name == "robust-kbench":
         entries, left_out = entries_from_tasks(_required(path, name), levels)
     elif name == "kernelbench":
