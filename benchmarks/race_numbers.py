@@ -26,10 +26,11 @@ GROUPS = {
     "today_": "today's shapes",
     "robust_": "robust-kbench",
     "modules_": "modules of networks",
+    "modules_bf16_": "modules of networks in bfloat16",
     "other_": "other suites",
 }
 """Groups of runs that are summed up together: prefix of their keys, and their name."""
-SUITES = {"kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_"}
+SUITES = {"kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_", "modules-bf16": "modules_bf16_"}
 """Groups of the suites that have one each, on whichever GPU."""
 Line = dict[str, Any]
 
