@@ -12,7 +12,8 @@ told with its numbers.
 
 Each suite has its own group of keys. CUDA-L1's shapes have plain ones, and `h100_` on an H100. On whichever GPU, KernelBench
 as it is today has `today_`, robust-kbench `robust_`, modules of libraries `modules_` and, in bfloat16, `modules_bf16_`, and
-any other suite `other_`. A task that several runs of a group decided has the numbers of the later one. One that none decided keeps measured baselines.
+any other suite `other_`. A task that several runs of a group decided has the numbers of the later one. One that none
+decided keeps measured baselines.
 
 A task counts once it is decided and its baselines are measured: its winner is confirmed, or the judge owes nothing more.
 What is only screened is counted apart. A decided task without winner counts 1.0 against eager, whose user keeps the
