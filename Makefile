@@ -17,12 +17,12 @@ $(VENV)/.ready: pyproject.toml
 demo: setup
 	$(BIN)/kernelwright optimize polynomial_with_common_terms --device auto --budget 3 --judge 1 --processes 5 --out demo-run
 
-# Three processes fill two cores, since tests of the judge wait now and then. One thread each: spinning thread pools would
+# Two processes on two cores: a third one imports everything once more, and waits. One thread each: spinning thread pools would
 # slow all. What is compiled once is kept, whatever the caller's environment says: the tests start some hundred processes,
 # and rewriting all assertions takes ten seconds. Freed memory is kept too: to give back and fault in every tensor of a megabyte takes as long as to fill it.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_MMAP_THRESHOLD_=33554432 \
 	MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_TOP_PAD_=67108864
-PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST := $(TEST_ENVIRONMENT) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # One path a feature, one cheat a defence, a few examples a property. OPTIONS are pytest's.
 test: setup
