@@ -41,15 +41,13 @@ CASES = {
 }
 
 EXACT = """
-import importlib.util, math, sys
+import sys
 import torch
 from pathlib import Path
-from tests.rewrites.samples import load, tensors
+from tests.rewrites.samples import load, module_at, tensors
 
 folder = Path(sys.argv[1])
-spec = importlib.util.spec_from_file_location("candidate", folder / "candidate.py")
-new = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(new)
+new = module_at(folder / "candidate.py")
 old = load((folder / "reference.txt").read_text(), "reference")
 model, rewritten = old.Model().eval(), new.ModelNew().eval()
 new.Model.forward = None  # the candidate may not run the reference

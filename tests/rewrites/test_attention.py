@@ -420,12 +420,11 @@ def test_an_interpreted_candidate_equals_the_reference(name, any_size, tmp_path)
     made = workshop_of(TAKEN[name]).build(RECIPE)
     assert made is not None
     script = """
-    import importlib.util, sys, torch
+    import sys, torch
     from pathlib import Path
+    from tests.rewrites.samples import module_at
     folder = Path(sys.argv[1])
-    spec = importlib.util.spec_from_file_location("candidate", folder / "candidate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = module_at(folder / "candidate.py")
     old = {}
     exec((folder / "reference.txt").read_text(), old)
     torch.manual_seed(0)

@@ -716,14 +716,12 @@ def test_a_mean_is_rounded_before_it_is_subtracted(tmp_path: Path, monkeypatch: 
 
 
 CONSTANT_ROWS = """
-import importlib.util, sys
+import sys
 from pathlib import Path
 import torch
+from tests.rewrites.samples import module_at
 
-spec = importlib.util.spec_from_file_location("candidate", Path(sys.argv[1], "candidate.py"))
-candidate = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(candidate)
-model = candidate.ModelNew().train()
+model = module_at(Path(sys.argv[1], "candidate.py")).ModelNew().train()
 with torch.no_grad():
     rows = torch.linspace(-3, 3, 70).repeat(1000, 1)
     found = model(rows)

@@ -52,25 +52,27 @@ QUICK = [
     ("with float32", "bfloat16"),
 ]
 
-PRECISE = """
-import copy, importlib.util, sys
+BOTH = """
+import copy, sys
 import torch
 from pathlib import Path
-from tests.rewrites.samples import load, tensors
+from tests.rewrites.samples import load, module_at, tensors
 
 folder = Path(sys.argv[1])
-spec = importlib.util.spec_from_file_location("candidate", folder / "candidate.py")
-new = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(new)
+new = module_at(folder / "candidate.py")
 old = load((folder / "reference.txt").read_text(), "reference")
 torch.manual_seed(3)
 model = old.Model().eval()
 torch.manual_seed(3)
 rewritten = new.ModelNew().eval()
 new.Model.forward = None  # the candidate may not run the reference
+given = old.get_inputs()
+"""
+"""Reference and candidate of equal weights, and inputs."""
+
+PRECISE = f"""{BOTH}
 torch.Tensor.float = torch.Tensor.double  # the precise one, below, stays in float64
 precise = copy.deepcopy(model).double()
-given = old.get_inputs()
 with torch.no_grad():
     have = tensors(rewritten(*given))
     exact = tensors(precise(*(one.double() for one in given)))
@@ -84,6 +86,14 @@ for mine, theirs, right in zip(have, eager, exact, strict=True):
     assert ((mine - right).abs() <= allowed).all(), float(((mine - right).abs() / allowed).max())
 """
 """No further than the given roundings from what float64 gives, where eager rounds each operator's result."""
+
+EXACT = f"""{BOTH}
+with torch.no_grad():
+    for want, have in zip(tensors(model(*given)), tensors(rewritten(*given)), strict=True):
+        assert have.dtype == want.dtype and want.abs().max() > 0
+        torch.testing.assert_close(have, want, rtol=0, atol=1e-7)
+"""
+"""What eager gives, but for float32's rounding of a difference."""
 
 
 def text(case: str, dtype: str) -> str:
@@ -119,18 +129,6 @@ def test_a_conversion_rounds_what_the_kernel_goes_on_with(
     assert done.source.count(f".to(tl.{dtype}).to(tl.float32)") == 1
     if dtype == "float16":
         interpreted(EXACT, done.reference, done.source, tmp_path)
-
-
-EXACT = (
-    PRECISE.split("precise =")[0].replace("torch.Tensor.float = torch.Tensor.double  # the", "#")
-    + """
-given = old.get_inputs()
-with torch.no_grad():
-    for want, have in zip(tensors(model(*given)), tensors(rewritten(*given)), strict=True):
-        assert have.dtype == want.dtype and want.abs().max() > 0
-        torch.testing.assert_close(have, want, rtol=0, atol=1e-7)
-"""
-)
 
 
 @needs_triton

@@ -313,7 +313,6 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
 
 def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
     """Outputs of a kernel, as fake tensors."""
-    fresh = signature.stores[: len(signature.stores) - len(signature.updates)]
-    stores = zip(fresh, signature.dtypes, strict=True)
-    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in stores)
+    fresh = zip(signature.stores, signature.dtypes, strict=False)  # those into arguments, which have no type here, come last
+    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in fresh)
     return made[0] if len(made) == 1 else made
