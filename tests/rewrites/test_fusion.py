@@ -127,6 +127,8 @@ self.t6 = nn.ConvTranspose3d(6, 8, 3, stride=(2, 1, 4), padding=1, dilation=(2, 
 self.t4 = nn.ConvTranspose2d(32, 17, 3, padding=1)
 self.t1 = nn.ConvTranspose1d(6, 9, 5, stride=3, dilation=2, padding=2)
 self.t2 = nn.ConvTranspose2d(6, 40, 3, padding=1, groups=2)
+self.n1 = nn.Conv1d(6, 5, 2, stride=2)
+self.n2 = nn.ConvTranspose1d(6, 3, 2, stride=2)
 self.t3 = nn.ConvTranspose3d(6, 8, (3, 5, 2), stride=(2, 3, 1), padding=(1, 0, 0), dilation=(1, 2, 3))
 """
 CASES = {
@@ -149,7 +151,10 @@ GPU_CASES = {
         FEWER_CONVOLUTIONS,
         "torch.randn(2, 6, 17, 21), torch.randn(1, 6, 4, 6, 5), torch.randn(3, 6, 77), torch.randn(2, 32, 9, 9)",
     ),
-    "two convolutions": ("return self.c5(a) * 2, self.t1(b)", "torch.randn(1, 32, 9, 9), torch.randn(3, 6, 77)"),
+    "four convolutions": (
+        "return self.c5(a) * 2, self.t1(b), self.n1(b), self.n2(b)",
+        "torch.randn(1, 32, 9, 9), torch.randn(3, 6, 77)",
+    ),
     "channels": (CHANNELS, "torch.randn(2, 6, 17, 21), torch.randn(2, 6, 5, 7, 6), torch.randn(3, 6, 77)"),
     "pooled": (
         POOLED,
@@ -159,7 +164,7 @@ GPU_CASES = {
     "losses": (LOSSES, "torch.randn(70, 37), torch.randn(70, 37)"),
     "short": (SHORT, "torch.randn(9, 7, 37), torch.randn(9, 7, 1)"),
 }
-CONVOLVED = ("convolutions", "one convolution of each kind", "two convolutions")
+CONVOLVED = ("convolutions", "one convolution of each kind", "four convolutions")
 ALONE = ("windows", "scans", *CONVOLVED, "losses")
 """Cases of operators that are kernels of their own."""
 RULES = {"losses": ("write-out-row-losses",)}
@@ -320,13 +325,14 @@ def test_scans_of_long_rows_are_fused(forward: str, fires: bool) -> None:
     ("layer", "sizes", "fires"),
     [
         ("nn.Conv2d(8, 64, 3)", "4, 8, 64, 64", True),
-        ("nn.Conv2d(8, 64, 3)", "1, 8, 32, 32", False),
+        ("nn.Conv2d(8, 64, 3)", "1, 8, 32, 32", True),
+        ("nn.Conv2d(32, 64, 3)", "1, 32, 32, 32", False),
         ("nn.Conv2d(64, 8, 1, stride=4)", "700, 64, 256, 256", True),
         ("nn.Conv2d(8, 64, 3, padding='same')", "4, 8, 64, 64", False),
         ("nn.Conv2d(8, 64, 3, groups=2)", "4, 8, 64, 64", True),
         ("nn.Conv2d(8, 32, 3, groups=8)", "4, 8, 64, 64", False),
         ("nn.Conv2d(256, 16, 3)", "4, 256, 64, 64", False),
-        ("nn.Conv2d(3, 64, 1)", "4, 3, 64, 64", False),
+        ("nn.Conv2d(3, 64, 1)", "4, 3, 64, 64", True),
         ("nn.ConvTranspose2d(32, 64, 3, stride=2)", "4, 32, 32, 32", True),
         ("nn.ConvTranspose2d(32, 64, 3, stride=2, dilation=2)", "4, 32, 32, 32", True),
         ("nn.ConvTranspose2d(256, 16, 3)", "4, 256, 64, 64", False),
@@ -509,7 +515,7 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 
 @needs_triton
 @pytest.mark.parametrize("allowed", exhaustive_but([True, False], True))
-@pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), "two convolutions"))
+@pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), "four convolutions"))
 def test_convolutions_of_float16_agree_with_eager(
     name: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

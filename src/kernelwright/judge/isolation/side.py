@@ -24,7 +24,7 @@ SLOTS = 2
 """Places for a set of inputs at least. Same place and other values, other place and same values: both are tried."""
 
 SERIES_CALLS_MAX = 48
-SERIES_BYTES_MAX = 256 << 20
+SERIES_BYTES_MAX = 1 << 30
 """Calls under one request, which share its cost, as far as their inputs and outputs fit into this much memory."""
 
 LARGE_BYTES = 1 << 30

@@ -52,10 +52,11 @@ CUDNN_FLOPS = {1: 2.5e14, 2: 2.5e14, 3: 2e13}
 eleven convolutions of volumes in its level 1, 18 in the median."""
 READS_PER_S = {True: 1.5e12, False: 6e11}
 """Inputs that these kernels gather each second, with the arithmetic of their places: where channels fill steps, or else."""
-LEAST_POINTS = 1 << 17
-"""Points of an output below which the time is that of a launch."""
-LEAST_SUM, LEAST_OUTPUTS = 16, 8
-"""Length of the sums, and channels of a group's output, below which tensor cores multiply mostly zeros."""
+LEAST_POINTS, BRIEF_SUM = 1 << 17, 256
+"""Points of an output below which a few tiles have all sums to themselves, unless the sums are no longer than this: then the
+kernel takes less time than cuDNN takes on the host. Our choice."""
+LEAST_SUM = 16
+"""Least step of the sums: tensor cores multiply zeros beyond shorter ones."""
 
 
 def _taps(
@@ -187,8 +188,8 @@ def _refusal(found: Geometry, output: fx.Node) -> str | None:
         return "wanted float32"
     length = shape(found.source)[1] // found.groups * math.prod(found.kernel)
     outputs = shape(output)[1] // found.groups
-    if length < LEAST_SUM or outputs < LEAST_OUTPUTS or numel(output) < LEAST_POINTS:
-        return f"wanted sums of {LEAST_SUM} and {LEAST_POINTS} outputs, found {length} and {numel(output)}"
+    if numel(output) < LEAST_POINTS and length > BRIEF_SUM:
+        return f"wanted {LEAST_POINTS} outputs or sums of at most {BRIEF_SUM}, found {numel(output)} and {length}"
     moved = 4 * (numel(output) + numel(found.source)) / BYTES_PER_S
     products = numel(output) * length / (math.prod(found.stride) if found.transposed else 1)
     gathered = products / min(128, outputs) / READS_PER_S[shape(found.source)[1] // found.groups % LEAST_SUM == 0]
