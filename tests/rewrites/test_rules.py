@@ -149,6 +149,12 @@ FIRES: list[tuple[str, str, str, str]] = [
         "pass",
     ),
     (
+        "rotate-before-transpose",
+        "q = a.transpose(1, 2)\nreturn q * b + torch.cat((-q[..., 4:], q[..., :4]), -1) * c",
+        "torch.randn(2, 5, 3, 8), torch.randn(5, 8), torch.randn(2, 1, 5, 8)",
+        "pass",
+    ),
+    (
         "attention",
         "return torch.softmax((a * -0.5) @ b.transpose(-2, -1) + c, -1) @ b",
         "torch.randn(2, 3, 7, 4), torch.randn(2, 3, 5, 4), torch.randn(7, 5)",

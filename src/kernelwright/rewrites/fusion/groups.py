@@ -20,10 +20,12 @@ from kernelwright.rewrites.fusion.program import (
     POINTWISE,
     REAL,
     LoopProgram,
+    Lowering,
+    Operand,
     UnsupportedError,
 )
 from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, SCAN_OPERATORS, batch_norm, reduction_of
-from kernelwright.rewrites.fusion.windows import WINDOWS, pooled_of
+from kernelwright.rewrites.fusion.windows import WINDOWS, pooled_of, rearranged
 from kernelwright.rewrites.graph import (
     Editor,
     arguments,
@@ -47,7 +49,17 @@ MOST_MEMBERS = 40
 """Operators in one kernel: compile time grows faster than what more of them save."""
 SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
-ALONG_THE_OUTPUT = {**WINDOWS, **SCAN_OPERATORS}
+
+
+def _joined(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """`cat` ends a scan or rearranges a tensor."""
+    try:
+        return SCAN_OPERATORS[aten.cat](program, node, get)
+    except UnsupportedError:
+        return rearranged(program, node, get)
+
+
+ALONG_THE_OUTPUT: dict[Any, Lowering] = {**WINDOWS, **SCAN_OPERATORS, aten.cat: _joined}
 """Lowering of operators whose kernel has a point for each element of their result."""
 WORTH_ALONE_ON_GPU = (*ROW_OPERATORS, *ALONG_THE_OUTPUT, aten.batch_norm)
 """Operators whose own kernel may be slower than a specialised one. One that is pointwise is at the memory's speed there."""

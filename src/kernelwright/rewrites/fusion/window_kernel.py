@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import POOLERS, REDUCERS, SCANS, Load
+from kernelwright.rewrites.fusion.program import POOLERS, REDUCERS, SCANS, Load, Window
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
 
@@ -19,6 +19,8 @@ POINTS = 256
 """Points of a row of the tile: where rows are short, several tiles lie side by side."""
 MOST_LOADS = 160
 """Loads in the text of a kernel, which its compilation takes longer for."""
+_VECTOR = 8
+"""Numbers of 16 bits that a thread reads at once."""
 PROGRAMS = 8 * 132
 """Programs below which an H100 or H200 is not filled, so that each takes fewer rows."""
 
@@ -191,6 +193,11 @@ class ScanKernel(TritonKernel):
         return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
 
 
+def _is_aligned(window: Window | None) -> bool:
+    """Whether a tap of a row lies where vectors of it begin."""
+    return window is None or (window.steps[-1] == 1 and window.shifts[-1] % _VECTOR == 0)
+
+
 class WindowKernel(TritonKernel):
     """A Triton kernel whose loads are taps of windows, and its launcher."""
 
@@ -206,13 +213,16 @@ def _printed(kernel: TritonKernel) -> str:
     rows, width, many = (f"{name.upper()}_{one}" for one in ("ROWS", "WIDTH", "MANY"))
     tiles = math.prod(sizes[: last - 1])
     number_type = kernel._index_type()
+    column = "(task % across) * WIDTH + tl.arange(0, WIDTH)[None, :]"
+    if not all(_is_aligned(load.window) for load in kernel.program.windows):
+        # Without vectors all of the taps have one layout, and none is exchanged between threads.
+        column = f"tl.max_contiguous({column}, [1, 1])"
     body = [
         f"across, down = ({sizes[last]} + WIDTH - 1) // WIDTH, ({sizes[last - 1]} + ROWS - 1) // ROWS",
         f"task = tl.program_id(0).to({number_type})",
         "if MANY > 1:",
         "    task = task * MANY + tl.arange(0, MANY)[:, None]",
-        # Most taps are unaligned. Without vectors all of them have one layout, and none is exchanged between threads.
-        f"i{last} = tl.max_contiguous((task % across) * WIDTH + tl.arange(0, WIDTH)[None, :], [1, 1])",
+        f"i{last} = {column}",
         "task = task // across",
         f"i{last - 1} = (task % down) * ROWS",
         "task = task // down",

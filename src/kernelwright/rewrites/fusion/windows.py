@@ -1,4 +1,4 @@
-"""Lowers pools and convolutions: each point reads a window of another tensor.
+"""Lowers pools, convolutions and halves that change places: each point reads a window of another tensor.
 
 In pools and depthwise convolutions each tap is a load whose position moves with the point; outside the tensor it reads a
 constant. Other convolutions are one step, which tiles on tensor cores compute. What follows is pointwise.
@@ -16,6 +16,7 @@ from torch import fx
 
 from kernelwright.rewrites.fusion.program import (
     DTYPE,
+    REAL,
     LoopProgram,
     Lowering,
     Operand,
@@ -23,12 +24,25 @@ from kernelwright.rewrites.fusion.program import (
     UnsupportedError,
     Window,
 )
-from kernelwright.rewrites.graph import arguments, aten, is_call, is_tensor, numbers, numel, shape, value
+from kernelwright.rewrites.graph import (
+    argument,
+    arguments,
+    aten,
+    is_call,
+    is_tensor,
+    numbers,
+    numel,
+    read_once,
+    shape,
+    value,
+)
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 from kernelwright.rewrites.rules.convolution import Geometry, geometry
 
 MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
+MOST_PARTS = 4
+"""Parts of a tensor that change places: each point reads all of them, all but one masked off. Our choice."""
 MOST_TAPS = 128
 """Elements of a window: each is a load of its own in the kernel's text."""
 TILED = "tiled-convolution"
@@ -150,6 +164,40 @@ def _depthwise(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     if found.bias is not None:
         result = program.add("add", result, channel(found.bias, 1))
     return result
+
+
+def rearranged(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
+    """Parts of one tensor side by side in another order, some of them negated, as rotary embeddings have halves.
+
+    Each part is a load that reads 0 outside it, so that their sum is the whole.
+    """
+    rank, parts = len(program.logical), cast(Sequence[fx.Node], argument(node, "tensors"))
+    dim, start, steps = int(argument(node, "dim")) % rank, 0, []
+    sources = set()
+    for part in parts:
+        negated = read_once(part, aten.neg)
+        piece = cast(fx.Node, negated.args[0]) if negated else part
+        source, first = _piece(piece, dim)
+        sources.add(source)
+        strides, shifts = value(source).stride(), tuple(-start if one == dim else 0 for one in range(rank))
+        window = Window(shifts, (1,) * rank, shape(piece), 0.0)
+        read = program.load(source, strides, (first - start) * strides[dim], window)
+        steps.append(program.add("neg", read) if negated else read)
+        start += shape(piece)[dim]
+    if len(parts) > MOST_PARTS or len(sources) > 1 or not sources.isdisjoint(program.values):
+        raise UnsupportedError("too many parts, or not of one tensor from outside")
+    return functools.reduce(functools.partial(program.add, "add"), steps)
+
+
+def _piece(node: fx.Node, dim: int) -> tuple[fx.Node, int]:
+    """The tensor that a node is a stretch of along a dimension, and where the stretch begins."""
+    if not is_call(node, aten.slice) or value(node).dtype not in REAL:
+        raise UnsupportedError("a part that is no slice of real numbers")
+    source, given, rank = cast(fx.Node, node.args[0]), arguments(node), len(shape(node))
+    if int(given["dim"]) % rank != dim or given["step"] != 1:
+        raise UnsupportedError("a slice along another dimension, or with gaps")
+    first = int(given["start"] or 0)
+    return source, first if first >= 0 else max(0, first + shape(source)[dim])
 
 
 class Phase(NamedTuple):

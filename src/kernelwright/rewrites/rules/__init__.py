@@ -44,6 +44,7 @@ _ALWAYS = (
     matmul.triangle_of_product,
     attention.attention,
     attention.wide_attention,
+    attention.rotate_before_transpose,
     affine.sink_constants,
     pooling.add_after_pool,
     reductions.merge_reductions,
@@ -86,6 +87,7 @@ RESPELLING = frozenset(
         "canonical-layer-norm",
         "compose-views",
         "einsum-to-product",
+        "rotate-before-transpose",
         "strength-reduction",
     }
 )

@@ -1,7 +1,8 @@
-"""Replaces attention with materialised scores by the one operator that need not store them."""
+"""Replaces attention with materialised scores by the one operator that need not store them, and lays out what it reads."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import fx
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
+    arguments,
     aten,
     dtype,
     is_call,
@@ -159,6 +161,70 @@ def _scores(item: Any) -> tuple[fx.Node, fx.Node, float, list[tuple[str, Any]]] 
     return query, transposed, scale, masks
 
 
+@each(aten.add)
+def rotate_before_transpose(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """A rotary embedding of `x.transpose(1, 2)` is the transpose of one of x, which a kernel reads and writes in order.
+
+    The embedding is `q * cos + cat([-q[..., h:], q[..., :h]], -1) * sin`. Conditions: four dimensions; no other reader of
+    either product; the result has the strides of the reference's.
+    """
+    terms = [read_once(item, aten.mul) for item in operand_nodes(node) or ()]
+    for one, two in (terms, terms[::-1]) if len(terms) == 2 else ():
+        for (query, cosine), (turned, sine) in itertools.product(_either_way(one), _either_way(two)):
+            if not _is_transposed(query) or not _swaps_halves(turned, query) or shape(query) != shape(node):
+                continue
+            source, half = cast(fx.Node, query.args[0]), shape(query)[-1] // 2
+            factors = [_before_transpose(editor, node, item) for item in (cosine, sine)]
+            if None in factors:
+                continue
+            last = editor.call(node, aten.neg.default, editor.call(node, aten.slice.Tensor, source, 3, half, 2 * half))
+            first = editor.call(node, aten.slice.Tensor, source, 3, 0, half)
+            other = editor.call(node, aten.cat.default, [last, first], 3)
+            parts = [editor.call(node, aten.mul.Tensor, *pair) for pair in zip((source, other), factors, strict=True)]
+            result = editor.call(node, aten.transpose.int, editor.call(node, aten.add.Tensor, *parts), 1, 2)
+            if dtype(result) == dtype(node) and value(result).stride() == value(node).stride():
+                return result
+    return None
+
+
+def _either_way(product: fx.Node | None) -> tuple[tuple[fx.Node, fx.Node], ...]:
+    """Both orders of a product's factors."""
+    pair = operand_nodes(product)
+    return (pair, pair[::-1]) if pair else ()
+
+
+def _is_transposed(node: fx.Node) -> bool:
+    """Whether a tensor (batch, heads, length, width) is a view of one (batch, length, heads, width)."""
+    if not is_call(node, aten.transpose) or len(shape(node)) != 4:
+        return False
+    return {int(argument(node, name)) % 4 for name in ("dim0", "dim1")} == {1, 2}
+
+
+def _swaps_halves(node: fx.Node, query: fx.Node) -> bool:
+    """Whether a tensor is the last half of a query, negated, before its first half."""
+    if not is_call(node, aten.cat) or len(node.users) > 1 or int(argument(node, "dim")) % 4 != 3:
+        return False
+    half = shape(query)[-1] // 2
+    parts = argument(node, "tensors")
+    if len(parts) != 2 or (negated := read_once(parts[0], aten.neg)) is None or shape(node) != shape(query):
+        return False
+    pieces = (cast(fx.Node, negated.args[0]), parts[1])
+    if not all(is_call(piece, aten.slice) and piece.args[0] is query and shape(piece)[-1] == half for piece in pieces):
+        return False
+    given = [arguments(piece) for piece in pieces]
+    plain = all(int(one["dim"]) % 4 == 3 and one["step"] == 1 for one in given)
+    return plain and [int(one["start"] or 0) % shape(query)[-1] for one in given] == [half, 0]
+
+
+def _before_transpose(editor: Editor, at: fx.Node, factor: fx.Node) -> fx.Node | None:
+    """A factor that broadcasts to (batch, heads, length, width), for a tensor (batch, length, heads, width)."""
+    if is_call(factor, aten.unsqueeze) and len(shape(factor)) == 4 and int(argument(factor, "dim")) % 4 == 1:
+        return editor.call(at, aten.unsqueeze.default, factor.args[0], 2)
+    if len(shape(factor)) == 4:
+        return editor.call(at, aten.transpose.int, factor, 1, 2)
+    return editor.call(at, aten.unsqueeze.default, factor, 1) if len(shape(factor)) == 2 else None
+
+
 def _fits(query: fx.Node, transposed: fx.Node, values: fx.Node) -> bool:
     same = dtype(query) == dtype(transposed) == dtype(values)
     ranks = {len(shape(query)), len(shape(transposed)), len(shape(values))}
@@ -169,12 +235,12 @@ def _evaluate(node: fx.Node) -> torch.Tensor | None:
     """The value of a mask made from constants alone; None when it depends on anything else."""
     if node.op != "call_function" or not is_call(node, *CONSTANT_OPERATORS) or value(node).numel() > 1 << 24:
         return None
-    arguments = []
+    given = []
     for item in node.args:
         result = _evaluate(item) if isinstance(item, fx.Node) else item
         if isinstance(item, fx.Node) and result is None:
             return None
-        arguments.append(result)
+        given.append(result)
     kwargs = {key: item for key, item in node.kwargs.items() if key not in ("device", "pin_memory")}
-    result = node.target(*arguments, **kwargs)  # type: ignore[operator]
+    result = node.target(*given, **kwargs)  # type: ignore[operator]
     return result if isinstance(result, torch.Tensor) else None
