@@ -259,6 +259,15 @@ def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile
     assert BuiltinPolicy(Order({})).propose(replace(given, device="cpu"), 20)
 
 
+@pytest.mark.parametrize(("dtype", "fires"), [("bfloat16", True), ("float32", False)])
+def test_kernels_beside_convolutions_of_16_bits_are_proposed_with_cudnns_search(dtype: str, fires: bool) -> None:
+    forward = "return torch.tanh(self.c(a) * 2) + self.s"
+    init = f"self.c = nn.Conv2d(32, 64, 3).to(torch.{dtype})\nself.s = nn.Parameter(torch.randn(64, 1, 1).to(torch.{dtype}))"
+    task = task_text(forward, f"torch.randn(16, 32, 64, 64).to(torch.{dtype})", init)
+    found = {one.techniques for one in BuiltinPolicy().propose(context(task, device="cuda"), 100)}
+    assert any(names[-2:] == ("fuse-chains-triton", "cudnn-cuda-graph") for names in found) == fires
+
+
 def test_a_convolution_of_float16_is_proposed_early_where_no_search_has_tried_it() -> None:
     text = task_text("return torch.relu(self.c(a)) * 2", "torch.randn(16, 3, 64, 64)", "self.c = nn.Conv2d(3, 64, 3)")
     given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)

@@ -85,9 +85,9 @@ def _taps(
     """A load for each tap of windows over the last dimensions of a tensor, the last dimension's taps side by side.
 
     Raises:
-        UnsupportedError: the tensor is made in this program or is not float32, or the window has too many taps.
+        UnsupportedError: the tensor is made in this program or is not of real numbers, or the window has too many taps.
     """
-    if not is_tensor(source) or value(source).dtype != DTYPE or source in program.values or program.reduced:
+    if not is_tensor(source) or value(source).dtype not in REAL or source in program.values or program.reduced:
         raise UnsupportedError("a window over something that this program computes")
     if len(shape(source)) != len(program.logical) or math.prod(kernel) > MOST_TAPS:
         raise UnsupportedError("a window with too many taps or another rank")
@@ -146,8 +146,8 @@ def _depthwise(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     found = geometry(node)
     if found is None or found.transposed or found.groups == 1 or shape(found.weight)[:2] != (found.groups, 1):
         raise UnsupportedError("not a depthwise convolution with one output for each channel")
-    if value(found.weight).dtype != DTYPE:
-        raise UnsupportedError("the weight is not float32")
+    if value(found.weight).dtype not in REAL:
+        raise UnsupportedError("the weight is not of real numbers")
     strides = value(found.weight).stride()
 
     def channel(source: fx.Node, stride: int, offset: int = 0) -> int:
