@@ -210,6 +210,7 @@ def test_the_mask_of_the_wider_game_is_exactly_what_may_be_played(seed, steps):
     assert again.words() == env.schedule.words()
 
 
+@pytest.mark.exhaustive
 def test_the_wider_game_pays_relative_throughput(program):
     env = BeyondGameEnv(program, horizon=50)
     env.reset()

@@ -300,6 +300,7 @@ def test_what_is_published_is_packed_and_names_no_folder(tmp_path, monkeypatch):
     assert (target / "rope" / "original.cubin").read_bytes() == code.replace(b"/some/where/kernels", b"." * 19)
 
 
+@pytest.mark.exhaustive
 def test_a_campaign_goes_on_from_the_winners_of_an_earlier_one(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import sass_campaign

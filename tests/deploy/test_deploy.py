@@ -89,6 +89,7 @@ def test_deploying_proves_measures_keeps_and_remembers(winner, cache):
     assert found.cubin == winner.tuned
 
 
+@pytest.mark.exhaustive
 def test_the_real_re_measurement_fits_the_hook(winner, cache):
     given = {"processes": 2, "plan": Plan.steady(3), "check_seeds": 1, "factory": faster_by_every_changed_byte}
     done = deploy(winner, cache, remeasure=lambda target, tuned: confirm(target, [tuned], **given)[0])

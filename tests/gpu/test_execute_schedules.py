@@ -56,6 +56,7 @@ def test_many_schedules_run_on_several_gpus_and_the_same_call_goes_on(execute, t
     assert len({(line["kernel"], line["slice"]) for line in lines}) == len(lines) == 6
 
 
+@pytest.mark.exhaustive
 def test_wrong_outputs_are_counted_and_looked_into(execute, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_WRONG_AT", "9")
     found = execute(tmp_path, 10)

@@ -77,7 +77,7 @@ def missing(found: Evaluation, contract: Contract) -> tuple[Reason, ...]:
     return found.contracts[contract].missing
 
 
-@pytest.mark.parametrize("settings", [DROP_IN, KERNELBENCH], ids=lambda one: one.contract.value)
+@pytest.mark.parametrize("settings", exhaustive_but([DROP_IN, KERNELBENCH], KERNELBENCH), ids=lambda one: one.contract.value)
 def test_an_honest_candidate_keeps_both(judge, settings):
     found = judge.evaluate(RELU, candidate(), settings=settings)
     assert found.accepted, found.detail
@@ -86,7 +86,18 @@ def test_an_honest_candidate_keeps_both(judge, settings):
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
 
 
-@pytest.mark.parametrize("what", ONLY_KERNELBENCH)
+@pytest.mark.parametrize(
+    "what",
+    exhaustive_but(
+        ONLY_KERNELBENCH,
+        "other names of weights",
+        "other strides",
+        "refuses strided inputs",
+        "dies on strided inputs",
+        "refuses inputs off a boundary",
+        "wrong in the other mode",
+    ),
+)
 @pytest.mark.parametrize("settings", exhaustive_but([DROP_IN, KERNELBENCH], KERNELBENCH), ids=lambda one: one.contract.value)
 def test_what_only_kernelbench_allows_is_told_under_either_contract(judge, what, settings):
     proposed, reason, labels = ONLY_KERNELBENCH[what]
@@ -101,7 +112,7 @@ def test_what_only_kernelbench_allows_is_told_under_either_contract(judge, what,
         assert (found.verdict, found.reason) == (Verdict.REJECTED, reason)
 
 
-@pytest.mark.parametrize("settings", [DROP_IN, KERNELBENCH], ids=lambda one: one.contract.value)
+@pytest.mark.parametrize("settings", exhaustive_but([DROP_IN, KERNELBENCH], KERNELBENCH), ids=lambda one: one.contract.value)
 def test_statistics_that_do_not_move_are_no_matter_of_kernelbench(judge, settings):
     found = judge.evaluate(NORM, FORGETFUL, settings=settings)
     assert missing(found, Contract.DROP_IN)[0] is Reason.BUFFER_MISMATCH, found.detail
@@ -132,7 +143,9 @@ NEITHER = {
 }
 
 
-@pytest.mark.parametrize("what", NEITHER)
+@pytest.mark.parametrize(
+    "what", exhaustive_but(NEITHER, "wrong", "wrong, and other names", "the constructor's weights", "no Python")
+)
 def test_what_keeps_neither_is_rejected_by_both(judge, what):
     proposed, reasons = NEITHER[what]
     found = judge.evaluate(RELU, proposed, settings=KERNELBENCH)
@@ -146,7 +159,7 @@ def test_what_keeps_neither_is_rejected_by_both(judge, what):
 
 
 def test_both_contracts_hold_in_timed_calls_too(judge):
-    settings = Settings.quick(threads=1)
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=1)
     number = len(judge.evaluate(RELU, RENAMED, settings=DROP_IN).checks["sets"]) + 12
     late = f"self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.other(x)) * (self.n < {number})"
     cheat = Candidate(source=candidate(late).source.replace("self.linear", "self.other"))

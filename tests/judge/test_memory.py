@@ -107,11 +107,12 @@ def test_noise_takes_no_more_than_its_result(dtype):
     assert 0.5e-3 < apart < 3e-3
 
 
+@pytest.mark.exhaustive
 def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypatch):
     held = PeakBytes()
     timed, last = ("block", "odd_inputs", "audit", "verify_held"), "verify_process"
     peaks = peaks_of(monkeypatch, held, ProcessTriple, *timed, last)
-    with Judge("cpu", Settings.quick(threads=1)) as judge, held:
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1, audits=2)) as judge, held:
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
     most = max(max(peaks[name]) for name in timed)
     # An input, the candidate's output, and one of an earlier call; or an input before and after it was varied.
@@ -173,7 +174,7 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkey
 
     monkeypatch.setattr(Judge, "_time", timed)
     monkeypatch.setattr(Workers, "start", start)
-    with Judge("cpu", Settings.quick(threads=1)) as judge:
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1)) as judge:
         judge._memory.alone = alone
         small = Task(id="small", source=SMALL_SOURCE)
         assert judge.evaluate(small, Candidate(source=SMALL_SOURCE.replace("Model", "ModelNew"))).verdict == "accepted"

@@ -384,6 +384,7 @@ def calls(judge: Judge, monkeypatch: Patch) -> list[str]:
     return made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name",
     exhaustive_but(

@@ -21,6 +21,7 @@ from kernelwright.models.factory import chat_model
 from kernelwright.models.faults import redacted, retry_after_s
 from kernelwright.models.transcript import Recorded, Transcript
 from tests.models.fake_openai_server import FakeServer, Fault, status
+from tests.quick import exhaustive_but
 
 KEY = "sk-test-4711-very-secret"
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, max_tokens=64, seed=10)
@@ -139,7 +140,11 @@ def test_a_rate_limit_holds_back_the_other_requests_too(server, clock):
 
 
 @pytest.mark.parametrize(
-    "fault", [status(500), status(503), status(529), Fault("close"), Fault("cut", pieces=0)], ids=lambda fault: fault.kind
+    "fault",
+    exhaustive_but(
+        [status(500), status(503), status(529), Fault("close"), Fault("cut", pieces=0)], status(503), Fault("cut", pieces=0)
+    ),
+    ids=lambda fault: fault.kind,
 )
 def test_passing_faults_are_tried_again_with_growing_waits(server, clock, fault):
     server.faults += [fault] * 3

@@ -103,6 +103,7 @@ def test_slots_are_refilled_and_what_is_left_is_moved_together(model, monkeypatc
     assert any(kept != list(range(len(kept))) for kept in moved), "nothing changed its slot"
 
 
+@pytest.mark.exhaustive
 def test_a_model_whose_steps_cannot_be_recorded_is_sampled_without_graphs(model, monkeypatch, caplog):
     run = slots.SlotSampler.run
 

@@ -132,7 +132,7 @@ def test_where_all_jobs_need_the_memory_alone_they_have_it_in_turn(member, monke
 @pytest.mark.parametrize("slots", exhaustive_but([1, 2, 3, 4], 3))
 def test_a_job_that_needs_the_memory_alone_waits_until_nothing_else_is_left(member, monkeypatch, slots):
     monkeypatch.setattr(pool, "_ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(pool, "_QUIET_S", 1.0)
+    monkeypatch.setattr(pool, "_QUIET_S", 0.5)
     member.crowded = ("1", "2")
     at_work, most = [], []
 
@@ -325,7 +325,8 @@ def test_a_job_that_takes_more_than_a_device_has_is_alone_without_being_tried_be
     assert member.asked == [("0", False), ("1", True), ("2", False)]
 
 
-def test_what_waits_for_memory_takes_no_slot_from_others(member, limited):
+def test_what_waits_for_memory_takes_no_slot_from_others(member, limited, monkeypatch):
+    monkeypatch.setattr(pool, "_QUIET_S", 0.1)
     jobs = [sized(0, 11), *(sized(number, 9) for number in range(1, 7)), sized(7, 0)]
     taken = []
     member.act = at_work = AtWork()

@@ -390,6 +390,7 @@ def test_stopping_leaves_the_rest_undone(pool):
     assert len(run(pool, [job(n) for n in range(9)], lambda: next(answers, True))) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_caller_that_walks_away_leaves_no_place_taken(pool, tmp_path):
     os.mkfifo(tmp_path / "gate")
     outcomes = pool.evaluate([job(0), *(job(n, f"wait {tmp_path / 'gate'}") for n in range(1, SLOTS))])
@@ -398,6 +399,7 @@ def test_a_caller_that_walks_away_leaves_no_place_taken(pool, tmp_path):
     assert len(run(pool, [job(n) for n in range(SLOTS * 2)])) == SLOTS * 2
 
 
+@pytest.mark.exhaustive
 def test_several_threads_may_share_a_pool(pool):
     with ThreadPoolExecutor(SLOTS) as threads:
         found = list(threads.map(lambda number: run(pool, [job(number)]), range(4 * SLOTS)))
@@ -405,6 +407,7 @@ def test_several_threads_may_share_a_pool(pool):
     assert all(outcome.accepted for one in found for outcome in one.values())
 
 
+@pytest.mark.exhaustive
 def test_the_service_has_a_lane_for_each_place(cluster):
     with ExitStack() as stack:
         lanes, kind, _ = serve._on_ray(stack, "auto", SETTINGS, 2, "auto")
@@ -413,6 +416,7 @@ def test_the_service_has_a_lane_for_each_place(cluster):
         assert (len(lanes), kind) == (SLOTS + SPARE, "cpu")
 
 
+@pytest.mark.exhaustive
 def test_settings_of_a_job_reach_its_judge(pool):
     ((_, outcome),) = pool.evaluate([Job(Task(id="0", source="x"), Candidate(source=""), SETTINGS)])
     assert outcome.checks["changed"]

@@ -50,10 +50,18 @@ def test_each_baseline_is_paired_with_the_same_reference_calls(judge: Judge):
     ("bad", "reason"),
     [
         (baseline("return super().forward(x) + 1"), Reason.WRONG_OUTPUT),
-        (baseline("return super().forward(x)", init="raise ValueError('no')"), Reason.BUILD_FAILED),
-        (baseline("raise ValueError('no')"), Reason.RUNTIME_ERROR),
+        pytest.param(
+            baseline("return super().forward(x)", init="raise ValueError('no')"),
+            Reason.BUILD_FAILED,
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(baseline("raise ValueError('no')"), Reason.RUNTIME_ERROR, marks=pytest.mark.exhaustive),
         (baseline("return super().forward(x) if self.calls < 3 else 1 / 0"), Reason.RUNTIME_ERROR),
-        (baseline("return super().forward(x) * (1 if self.calls < 4 else 2)"), Reason.WRONG_OUTPUT),
+        pytest.param(
+            baseline("return super().forward(x) * (1 if self.calls < 4 else 2)"),
+            Reason.WRONG_OUTPUT,
+            marks=pytest.mark.exhaustive,
+        ),
         (baseline("return super().forward(x) if self.calls < 4 else os._exit(3)"), Reason.EXITED),
         (baseline("return super().forward(x)", init="self.more = torch.nn.Parameter(torch.ones(1))"), Reason.STATE_MISMATCH),
     ],

@@ -77,6 +77,7 @@ def test_the_page_loads_nothing_and_its_own_script_runs(page):
     assert found == {"loaded": 0, "shown": "11 shown", "ground": "solid"}
 
 
+@pytest.mark.exhaustive
 def test_the_filter_shows_only_that_verdict(page):
     found = outcome_of(
         page,

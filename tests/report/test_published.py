@@ -27,6 +27,12 @@ def report(capsys, folder, page):
 
 SLOW = (
     "contrastive-h200",
+    "kernelbench-h200",
+    "2026-11-22-null-coverage-3-cpu",
+    "2026-11-23-split-race-h200",
+    "2026-11-24-short-calls-h200",
+    "2026-11-26-search-h100",
+    "2026-11-27-whole-pages-h200",
     "2026-11-23-contrastive-spared-h200",
     "2026-11-22-honest-programs-h200",
     "2026-11-22-cuda-l1-h200",

@@ -144,7 +144,20 @@ def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-MORE = ("a large scale", "odd heads", "the widest of float32", "strides", "a causal mask", "float16")
+MORE = (
+    "whole tiles",
+    "a large scale",
+    "odd heads",
+    "the widest of float32",
+    "three dimensions",
+    "strides",
+    "causal, more queries",
+    "a causal mask",
+    "a mask of its own for each head",
+    "indices of 64 bits, causal",
+    "float16",
+    "float16, a causal mask",
+)
 """Cases for the exhaustive test: what they have stands in others too, one at a time or together."""
 
 
@@ -273,6 +286,7 @@ HEADS_OF = {
 DESCRIPTOR = re.compile(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{12,});")
 
 
+@pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize(
     ("heads", "most"), exhaustive_but([("two parts", 1), *((heads, None) for heads in HEADS_OF)], ("two parts", 1))
@@ -383,7 +397,9 @@ RECIPE = Recipe(ALWAYS, fuse="all", attention=True)
 
 
 @needs_triton
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize(
+    "name", exhaustive_but(TAKEN, "the operator", "softmax of products", "a mask that is state", "an added mask", "float16")
+)
 def test_an_attention_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
     made = workshop_of(TAKEN[name]).build(Recipe(ALWAYS, attention=True))
     assert made is not None

@@ -24,6 +24,7 @@ from kernelwright.rewrites.products import Products
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import split_product
 from kernelwright.rewrites.tracing import trace
+from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, task_text
 
 LARGE = task_text("return torch.relu(self.f(a))", "torch.randn(1024, 512)", "self.f = nn.Linear(512, 512)")
@@ -121,7 +122,7 @@ def written(folder: Path) -> Callable[[str, str], ModuleType]:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", exhaustive_but(PRODUCTS, *list(PRODUCTS)[::2]))
 def test_a_product_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
     count, source = replaced(PRODUCTS[name])
     assert count == 2, "one of each graph: training and evaluation"
@@ -129,7 +130,7 @@ def test_a_product_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
     compare(PRODUCTS[name], source, 1e-5, written(tmp_path))
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+@pytest.mark.parametrize("name", exhaustive_but(FOLLOWED, *list(FOLLOWED)[::2]))
 def test_a_kernel_in_cuda_computes_what_follows_the_product(name, any_size, tmp_path):
     expression, left = FOLLOWED[name]
     init = "self.f = nn.Linear(64, 48); self.g = nn.Parameter(torch.randn(48))"
@@ -166,6 +167,7 @@ def test_the_policy_proposes_split_products_for_large_products_on_a_gpu_alone(nv
     assert proposed(LARGE.replace("512)", "512, dtype=torch.float64)")) == []
 
 
+@pytest.mark.exhaustive
 def test_half_of_a_product_is_also_proposed_as_a_whole_one_that_is_split(nvcc):
     text = task_text("return torch.tril(a @ b)", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
     given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)

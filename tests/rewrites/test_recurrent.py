@@ -172,11 +172,11 @@ def test_it_takes_layers_that_fit(given):
 @pytest.mark.parametrize(
     "given",
     [
-        task("LSTM(128, 256, 2, dropout=0.5)"),
+        pytest.param(task("LSTM(128, 256, 2, dropout=0.5)"), marks=pytest.mark.exhaustive),
         task("LSTM(128, 256, proj_size=64)"),
         task("LSTM(128, 256)", shape="15, 10, 128"),
-        task("GRU(126, 256)", shape="32, 10, 126"),
-        task("GRU(128, 256)", shape="32, 64, 128"),
+        pytest.param(task("GRU(126, 256)", shape="32, 10, 126"), marks=pytest.mark.exhaustive),
+        pytest.param(task("GRU(128, 256)", shape="32, 64, 128"), marks=pytest.mark.exhaustive),
         task("LSTM(128, 1024, 2)"),
         task("LSTM(128, 256, dtype=torch.float64)", dtype=", dtype=torch.float64"),
         task("RNN(128, 256)"),
@@ -213,6 +213,7 @@ def test_a_task_with_the_templates_names_keeps_its_own(monkeypatch):
     assert not any(recurrent_layers.PERSISTENT in one.techniques for one in proposals)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("kind", exhaustive_but(recurrent.GATES, "lstm"))
 def test_the_weights_of_kernelbenchs_networks_stay_in_registers(kind, tmp_path):

@@ -609,9 +609,14 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
 ]
 
 
+def first_of_each_rule(cases: list[tuple[str, ...]], place: int) -> list[tuple[str, ...]]:
+    """The first case of each rule, whose name stands at this place."""
+    return [*{case[place]: case for case in reversed(cases)}.values()]
+
+
 @pytest.mark.parametrize(
     ("rule", "forward", "inputs", "init"),
-    exhaustive_but(FIRES, *{case[0]: case for case in reversed(FIRES)}.values()),
+    exhaustive_but(FIRES, *first_of_each_rule(FIRES, 0)),
     ids=[f"{i}-{case[0]}" for i, case in enumerate(FIRES)],
 )
 @pytest.mark.usefixtures("float64")
@@ -623,7 +628,7 @@ def test_rewrite_is_exact(rule: str, forward: str, inputs: str, init: str) -> No
 
 @pytest.mark.parametrize(
     ("why", "rule", "forward", "inputs", "init"),
-    HOLDS_BACK,
+    exhaustive_but(HOLDS_BACK, *first_of_each_rule(HOLDS_BACK, 1)),
     ids=[f"{case[1]}: {case[0]}" for case in HOLDS_BACK],
 )
 @pytest.mark.usefixtures("float64")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -43,9 +43,14 @@ class Sample:
 
     def with_control(self, index: int, **changes: object) -> bytes:
         """The cubin with one control word changed."""
+        return self.with_controls({index: changes})
+
+    def with_controls(self, changes: Mapping[int, Mapping[str, object]]) -> bytes:
+        """The cubin with several control words changed, by index."""
         words = self.words
-        control = replace(self.kernel.instructions[index].control, **changes)
-        words[index] = control.encode(words[index])
+        for index, fields in changes.items():
+            control = replace(self.kernel.instructions[index].control, **fields)
+            words[index] = control.encode(words[index])
         return self.with_words(words)
 
     def same_block_pairs(self, reach: int = 12) -> Iterator[tuple[int, int]]:
@@ -103,7 +108,7 @@ def word(payload: int, text: str) -> int:
 
 def hand_made(words: list[int], architecture: int) -> bytes:
     """A cubin whose kernel is these instructions: a compiled one with its code replaced."""
-    sample = build("gemm_leakyrelu", architecture)
+    sample = build("softmax", architecture)
     section = sample.kernel.code.section
     padded = [*words, *[_NOP] * (section.size_bytes // 16 - len(words))]
     code = b"".join(w.to_bytes(16, "little") for w in padded)

@@ -222,6 +222,7 @@ def test_how_long_a_synchronising_instruction_holds_is_kept(line, changed, kind)
     assert {v.kind for v in found} == {kind}
 
 
+@pytest.mark.exhaustive
 def test_a_drain_stays_one_whatever_moves_around_it():
     adds = [f"FADD d={20 + i} a=4 b=4 {PLAIN}" for i in range(6)]
     code = [*adds[:3], "ERRBAR B------:R-:W-:Y:S00:---", *adds[3:], f"FADD d=30 a=25 b=22 {PLAIN}", *END]

@@ -47,6 +47,7 @@ def test_the_scoreboard_model_explains_the_assembler(name, architecture):
     assert len(facts.cleared) > 40
 
 
+@pytest.mark.exhaustive
 def test_the_corpus_has_the_instructions_it_is_for():
     def opcodes(name, architecture):
         return {i.opcode for i in build(name, architecture).kernel.instructions}

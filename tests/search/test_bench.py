@@ -21,7 +21,7 @@ from kernelwright.search import bench as module
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import BarePool
 
-SETTINGS = Settings.quick(threads=1, timed=False)
+SETTINGS = Settings.quick(threads=1, timed=False, thorough=False)
 LATER = module.Agenda(deadline=lambda: True)
 
 

@@ -17,7 +17,6 @@ from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers
-from kernelwright.rewrites.fusion.program import ROUNDED
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
@@ -120,8 +119,6 @@ class Workshop:
     """Whether a mode draws random numbers; False where unknown."""
     takes_channels_last: bool = True
     """Whether it has convolutions in two dimensions, and nothing that refuses their other layout; True where unknown."""
-    leaves_convolutions: bool = False
-    """Whether it has convolutions of 16 bits, which no kernel of ours computes; False where unknown."""
     copies_much: bool = False
     """Whether a CUDA graph's copies of inputs and outputs cost more than it saves; False where unknown."""
     place: Place = field(default_factory=Place)
@@ -143,8 +140,6 @@ class Workshop:
             workshop.draws = any(is_random(node) for one in graphs for node in one.graph.nodes)
             graph = workshop.trace.training
             has_images = emit.uses(graph, *_CONVOLUTIONS_2D)
-            convolutions = Editor(graph.graph, graph.mode).nodes(*_CONVOLUTIONS)
-            workshop.leaves_convolutions = any(value(node).dtype in ROUNDED for node in convolutions)
             workshop.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
         except UntraceableError as error:
             workshop.obstacle = str(error)
@@ -394,8 +389,6 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
             yield Recipe(wrapper=name)
         if built and name in wrappers.KEEPS_LAYOUT and not later:
             yield replace(whole, wrapper=name)
-        if name == "cudnn-cuda-graph" and workshop.leaves_convolutions:
-            yield replace(whole, fuse="chains", wrapper=name)
         if name == "cudnn-benchmark" and not later:
             # cuDNN's own choice may be the slowest part of a large task, and a graph of another choice comes last there.
             yield replace(whole, fuse="chains", wrapper=name)

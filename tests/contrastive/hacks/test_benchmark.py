@@ -72,6 +72,7 @@ class TestBenchmark:
                 }
                 assert not mechanisms & item.catalogue
 
+    @pytest.mark.exhaustive
     def test_a_model_is_measured_with_and_without_the_database(self, benchmark, tmp_path):
         cases = {case.name: case for case in benchmark.load_cases("hacks")}
         items = benchmark._of_case("hacks", cases["c01_pointer_cache"])

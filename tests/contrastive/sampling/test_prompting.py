@@ -19,12 +19,12 @@ def test_a_share_of_the_prompts_shows_exemplars(share, least, most, tmp_path):
     database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
     database.add_all([accepted(1.5, module("a.unsqueeze(1) * b")), accepted(3.0, module())])
     maker = prompt_maker(PromptSection(), ExemplarSection(), device="cpu", database=database, seed=5, share=share)
-    shown = [bool(maker.prompt(TASK, draw).shown) for draw in range(400)]
+    shown = [bool(maker.prompt(TASK, draw).shown) for draw in range(200)]
     assert least <= sum(shown) / len(shown) <= most
     # A step that is done again asks the same.
-    assert shown == [bool(maker.prompt(TASK, draw).shown) for draw in range(400)]
+    assert shown == [bool(maker.prompt(TASK, draw).shown) for draw in range(200)]
     plain = prompt_maker(PromptSection(), ExemplarSection(sampler="none"), device="cpu", database=database, seed=5)
-    assert all(maker.prompt(TASK, draw) == plain.prompt(TASK, draw) for draw in range(400) if not shown[draw])
+    assert all(maker.prompt(TASK, draw) == plain.prompt(TASK, draw) for draw in range(200) if not shown[draw])
 
 
 def test_every_prompt_of_the_papers_shows_exemplars():

@@ -201,6 +201,7 @@ def test_the_time_to_measure_an_arm_is_what_measuring_has_taken(campaign, tmp_pa
     assert 2000 - held_back - 60 < seconds_of(call) <= 2000 - held_back
 
 
+@pytest.mark.exhaustive
 def test_what_fails_holds_up_only_what_needs_it(campaign, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
@@ -218,6 +219,7 @@ def test_what_fails_holds_up_only_what_needs_it(campaign, tmp_path):
     assert all(entry["status"] == 0 for entry in slices[1]["parts"])
 
 
+@pytest.mark.exhaustive
 def test_a_part_that_fails_is_tried_once_more(campaign, tmp_path):
     work = tmp_path / "work"
     work.mkdir()

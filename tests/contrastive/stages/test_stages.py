@@ -452,6 +452,7 @@ class Poisoned:
         return model, tokenizer
 
 
+@pytest.mark.exhaustive
 def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_path):
     said, load = [], Poisoned({3, 5})
     context = toy_context(ToyJudge(), load=load, say=said.append)

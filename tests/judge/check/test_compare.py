@@ -24,6 +24,7 @@ from kernelwright.judge.check.compare import (
     trivial_outputs,
 )
 from kernelwright.tasks import input_sets
+from tests.quick import exhaustive_but
 
 SETTINGS = Settings()
 FINITE = st.floats(-1e6, 1e6, allow_nan=False, width=32)
@@ -255,7 +256,7 @@ def test_a_reference_in_tf32_is_compared_with_the_precision_below_that():
     assert calibrate(Distance(1e-7, 1e-6), [tf32, bfloat16], torch.float32, SETTINGS).lower == tf32
 
 
-@pytest.mark.parametrize("rows", [64, 1024])
+@pytest.mark.parametrize("rows", exhaustive_but([64, 1024], 64))
 def test_a_matrix_product_in_float32_passes_and_in_less_does_not(rows):
     generator = torch.Generator().manual_seed(rows)
     a, b = (torch.randn(rows, 256, generator=generator) for _ in range(2))

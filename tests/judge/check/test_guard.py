@@ -8,6 +8,7 @@ from kernelwright.judge.check import guard, side_effects
 from kernelwright.records import Label
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.templates import fp16_convolution, split_product
+from tests.quick import exhaustive_but
 
 REFERENCE = """
 import torch
@@ -328,7 +329,14 @@ def test_no_text_ends_the_analysis(source):
     assert guard.advice(source + "\nimport ctypes") in (("uses other processes or raw memory",), ())
 
 
-@pytest.mark.parametrize("seed", ["open(", "getattr(a,", "perf_counter", "cudaSt", "triton ", "@jit ", "a = b.to(float16 "])
+@pytest.mark.parametrize(
+    "seed",
+    exhaustive_but(
+        ["open(", "getattr(a,", "perf_counter", "cudaSt", "triton ", "@jit ", "a = b.to(float16 "],
+        "getattr(a,",
+        "a = b.to(float16 ",
+    ),
+)
 def test_the_time_of_a_pattern_does_not_grow_with_the_square_of_the_text(seed):
     """The slowest of these took hours."""
     text = (seed * guard.READ_CHARACTERS)[: guard.READ_CHARACTERS]

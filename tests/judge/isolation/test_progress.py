@@ -21,7 +21,7 @@ from tests.judge.isolation.forked import in_child
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
 
-HURRIED = Settings.quick(threads=1, timed=False, stall_limit_s=1.0)
+HURRIED = Settings.quick(threads=1, timed=False, thorough=False, stall_limit_s=1.0)
 RIGHT = "return torch.relu(self.linear(x))"
 
 # --- one look after another -----------------------------------------------------------------------
@@ -148,7 +148,8 @@ def program(name, body):
         file.write("#!" + sys.executable + chr(10) + body)
     os.environ["PATH"] = os.path.abspath("bin") + ":" + os.environ["PATH"]
 """
-BUSY = "import time\nwhile time.process_time() < 2: pass\n"
+BUSY = "import time\nwhile time.process_time() < 1.5: pass\n"
+"""Longer than a stall may be."""
 NEVER = {
     "a loop in Python": (candidate("while True: pass"), Reason.RUN_TIMEOUT, "candidate.py, line"),
     "a loop in the constructor": (candidate(init="while True: pass"), Reason.BUILD_TIMEOUT, "in __init__"),
@@ -235,7 +236,7 @@ def test_a_compiler_in_a_thread_of_the_candidates_is_looked_at_without_harm(judg
 
 @pytest.mark.exhaustive
 def test_a_compiler_at_work_has_its_limit_too(judge):
-    init = f"program('nvcc', {BUSY.replace('2', '1e9')!r})\nsubprocess.run(['nvcc'], check=True)"
+    init = f"program('nvcc', {BUSY.replace('1.5', '1e9')!r})\nsubprocess.run(['nvcc'], check=True)"
     settings = HURRIED.model_copy(update={"build_limit_s": 2.0})
     found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=settings)
     assert found.reason is Reason.BUILD_TIMEOUT
@@ -249,9 +250,10 @@ if self.calls == 2:
 return torch.relu(self.linear(x))"""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("busy", "accepted"), [("1", True), pytest.param("1e9", False, marks=pytest.mark.exhaustive)])
 def test_a_later_call_may_compile_as_long_as_the_first_one(judge, busy, accepted):
-    body = LATER.format(busy=BUSY.replace("2", busy))
+    body = LATER.format(busy=BUSY.replace("1.5", busy))
     settings = HURRIED.model_copy(update={"run_limit_s": 0.5, "build_limit_s": 5.0})
     found = judge.evaluate(RELU, candidate(body, init="self.calls = 0", top=FAKE), settings=settings)
     assert found.accepted == accepted, (found.reason, found.detail)
@@ -285,7 +287,7 @@ def test_another_one_is_timed_while_one_never_returns(judge, one_zygote, monkeyp
         evaluating = threading.Thread(target=evaluate)
         evaluating.start()
         began.wait()
-        found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1))
+        found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1, thorough=False))
         assert found.speedup is not None, (found.reason, found.detail)
         events.append("timed")
         os.kill(endless.worker.pid, signal.SIGKILL)

@@ -105,6 +105,7 @@ def test_a_program_of_another_cubin_is_refused():
         GpuBackend(Program(b"other"), Target(SPEC, b"original", 90))
 
 
+@pytest.mark.exhaustive
 def test_it_is_a_backend_of_the_game(row_sum):
     pytest.importorskip("gymnasium")
     from kernelwright.assembly.game import AssemblyGameEnv

@@ -34,6 +34,7 @@ from tests.gpu.fakes import (
     launcher_of_a_trivial_kernel,
     no_gpu,
 )
+from tests.quick import exhaustive_but
 
 PLAN = Plan(coarse=3, fine=6)
 
@@ -84,13 +85,18 @@ def test_outputs_are_compared_on_every_seed(child):
 
 @pytest.mark.parametrize(
     ("original", "factory", "said"),
-    [
-        (b"fault", fake_launcher, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    exhaustive_but(
+        [
+            (b"fault", fake_launcher, "CUDA_ERROR_ILLEGAL_ADDRESS"),
+            (b"exit", fake_launcher, "exit status 41"),
+            (b"original", launcher_of_a_random_kernel, "two launches of the original differ"),
+            (b"original", launcher_of_a_trivial_kernel, "leaves every byte of y the same"),
+            (b"original", no_gpu, "wanted the CUDA driver"),
+        ],
         (b"exit", fake_launcher, "exit status 41"),
         (b"original", launcher_of_a_random_kernel, "two launches of the original differ"),
-        (b"original", launcher_of_a_trivial_kernel, "leaves every byte of y the same"),
         (b"original", no_gpu, "wanted the CUDA driver"),
-    ],
+    ),
 )
 def test_an_original_that_does_not_run_is_the_machines_or_the_specs_fault(original, factory, said):
     child = ContainedLauncher(SPEC, original, factory)
@@ -133,6 +139,7 @@ def test_no_process_is_left_behind():
         os.kill(pid, 0)
 
 
+@pytest.mark.exhaustive
 def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
     code = (
         "import sys, threading\n"

@@ -26,14 +26,20 @@ def test_a_rival_is_timed_in_the_same_process_triples_as_the_candidate(shared_ju
     assert "rival" not in found.checks
     assert "baseline call" in found.checks["spent_s"]
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
-    again = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES)
+    once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
+    again = shared_judge.evaluate(RELU, candidate(), settings=once)
     assert (again.rival, again.vs_rival, again.blocks[0].rival_us) == (None, None, ())
 
 
 @pytest.mark.parametrize(
     ("forward", "init", "why"),
     [
-        ("return super().forward(x)", "raise ValueError('no')", "build-failed: ValueError: no"),
+        pytest.param(
+            "return super().forward(x)",
+            "raise ValueError('no')",
+            "build-failed: ValueError: no",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "return super().forward(x)",
             "self.more = torch.nn.Parameter(torch.ones(1))",

@@ -16,7 +16,7 @@ from kernelwright.pools.rotation import rotate
 from kernelwright.records import Candidate
 from tests.judge.snippets import RELU
 
-SETTINGS = Settings.quick(threads=1, blocks=2)
+SETTINGS = Settings.quick(threads=1, blocks=2, thorough=False)
 ON = "len(os.sched_getaffinity(0)) == 1"
 
 

@@ -37,7 +37,19 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("what", FORGED)
+@pytest.mark.parametrize(
+    "what",
+    exhaustive_but(
+        FORGED,
+        "strides of another length",
+        "an output of nothing",
+        "an error that is text",
+        "state of numbers",
+        "no mode",
+        "an inspection of numbers",
+        "a trace of numbers",
+    ),
+)
 def test_an_answer_of_another_form_is_a_rejection(judge, what):
     forger = candidate(top=f"from kernelwright.judge.worker import harness\nharness.Harness.{FORGED[what]}")
     found = judge.evaluate(RELU, forger, settings=SETTINGS)

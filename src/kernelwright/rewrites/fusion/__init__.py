@@ -49,7 +49,7 @@ class Foundry:
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
         once: Whether long rows are read once, by programs that wait for one another, on a GPU.
         channels: Whether the kernel of a convolution may reduce its channels, and pool.
-        half: Whether it multiplies float16 where it may use TF32.
+        half: Whether it multiplies numbers of 16 bits: float16 where it may use TF32, or those of the task.
     """
 
     def __init__(
@@ -70,8 +70,10 @@ class Foundry:
         printable = triton.accepts if on_gpu else cpp.accepts
 
         def accepts(program: LoopProgram) -> bool:
-            wanted = program.convolution is None or (convolutions and (channels or not (program.reduced or program.pooled)))
-            return wanted and printable(program)
+            if program.convolution is not None:
+                fits = (channels or not (program.reduced or program.pooled)) and (half or program.is_of_float32)
+                return convolutions and fits and printable(program)
+            return printable(program)
 
         self._accepts = accepts
 

@@ -102,7 +102,7 @@ def accepts(program: LoopProgram) -> bool:
     nest, _ = dense_nest(program)
     if program.finds_indices and (program.convolution is not None or program.count() >= 1 << 31):
         return False
-    if not program.is_of_float32 and (program.scans or program.convolution):
+    if program.scans and not program.is_of_float32:
         return False
     if program.convolution is not None:
         # Reduced are channels alone, of which a tile has all.

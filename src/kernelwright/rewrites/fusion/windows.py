@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 from torch import fx
 
 from kernelwright.rewrites.fusion.program import (
-    DTYPE,
     REAL,
     LoopProgram,
     Lowering,
@@ -232,8 +231,9 @@ def phases_of(found: Geometry, dim: int) -> list[Phase]:
 
 def _refusal(found: Geometry, output: fx.Node) -> str | None:
     """Why the kernel does not take a convolution or could not be faster than cuDNN; none if it might."""
-    if any(value(item).dtype != DTYPE for item in (found.source, found.weight)):
-        return "wanted float32"
+    dtypes = {value(item).dtype for item in (found.source, found.weight)}
+    if len(dtypes) > 1 or not dtypes.issubset(REAL):
+        return "wanted one type of real numbers"
     length = shape(found.source)[1] // found.groups * math.prod(found.kernel)
     outputs = shape(output)[1] // found.groups
     if numel(output) < LEAST_POINTS and length > BRIEF_SUM:

@@ -1,6 +1,7 @@
 """Prints convolutions as products of float16 that has as many bits as TF32, and what follows in the same kernel.
 
-A pass before the kernel lays operands out, with channels side by side (`templates.fp16_convolution`).
+A pass before the kernel lays operands out, with channels side by side (`templates.fp16_convolution`). Those of a task of 16
+bits stay what they are.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any, ClassVar, cast
 
 from kernelwright.rewrites.fusion.convolution.kernel import ALLOWED, ConvolutionKernel, for_both, indices, phase_lines, wide
 from kernelwright.rewrites.fusion.groups import Signature
+from kernelwright.rewrites.fusion.program import ROUNDED
 from kernelwright.rewrites.fusion.windows import Phase, phases_of
-from kernelwright.rewrites.graph import contiguous_strides, shape
+from kernelwright.rewrites.graph import contiguous_strides, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
 from kernelwright.rewrites.templates import fp16_convolution
 
@@ -29,6 +31,7 @@ class HalfConvolutionKernel(ConvolutionKernel):
         self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]
     ) -> tuple[tuple[int, ...], ...]:
         self.source_strides = strides[self.given[0]]
+        self.dtype = value(found.source).dtype
         return strides
 
     def _index_type(self) -> str:
@@ -55,16 +58,28 @@ class HalfConvolutionKernel(ConvolutionKernel):
         outputs = shape(found.weight)[1] if found.transposed else shape(found.weight)[0] // found.groups
         given = [images, channels // found.groups, self._each(found), found.groups, (*ones, *sizes), *spatial]
         given += [outputs, math.prod(found.kernel), found.transposed]
-        text = f"_Prepared(tf32, {', '.join(map(repr, given))})"
-        return [f"_{self.__name__}_prepared = {for_both(text)}"]
+        name, text = f"_{self.__name__}_prepared", ", ".join(map(repr, given))
+        if self.is_short:
+            return [f"{name} = _Prepared(False, {text})", f"{name}.dtype = {self.dtype}"]
+        return [f"{name} = {for_both(f'_Prepared(tf32, {text})')}"]
 
     def _call(self, names: list[str], outs: list[str]) -> list[str]:
         source, weight = (names[number] for number in self.given)
         name = self.__name__
+        if self.is_short:
+            return [
+                f"prepared = _{name}_prepared({source}, {weight}.contiguous())",
+                f"_{name}_launch[True]({', '.join([*names, '*prepared', *outs])})",
+            ]
         return [
             f"prepared = _{name}_prepared[{ALLOWED}]({source}, {weight}.contiguous())",
             f"_{name}_launch[{ALLOWED}]({', '.join([*names, '*prepared', *outs])})",
         ]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the task's own numbers have 16 bits."""
+        return self.dtype in ROUNDED
 
     @staticmethod
     def _each(found: Geometry) -> int:
@@ -90,12 +105,15 @@ class HalfConvolutionKernel(ConvolutionKernel):
             f"column = filters + i1 * {math.prod(found.kernel) * each}",
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             *_Sums(found.kernel, each, phases, strides[1:-1]).lines(),
-            "if TF32:",
-            "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
-            "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
+            *(() if self.is_short else _SCALED_BACK),
         ]
 
 
+_SCALED_BACK = (
+    "if TF32:",
+    "    acc *= _power_of_two(-_shift_of(tl.load(filter_largest + i1, mask=in_channels, other=0)))",
+    "    acc *= _power_of_two(-_shift_of(tl.load(pixel_largest + i0)))",
+)
 _MULTIPLIED = (
     "if TF32:",
     "    acc = tl.dot(inputs, weights, acc)",
