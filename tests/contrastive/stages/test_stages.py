@@ -132,7 +132,7 @@ def school(base, folder, epochs):
 @pytest.fixture(scope="session")
 def schooled(tiny_base, tmp_path_factory):
     """A tiny model that has been through the first stage, so that there is something to judge."""
-    return school(tiny_base, tmp_path_factory.mktemp("schooled"), 30)
+    return school(tiny_base, tmp_path_factory.mktemp("schooled"), 25)
 
 
 @pytest.fixture(scope="session")
@@ -143,7 +143,7 @@ def beginner(tiny_base, tmp_path_factory):
 
 @pytest.mark.exhaustive
 def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_base, schooled, tmp_path):
-    """Seen when written: 0.00, 0.67 and 1.01 without exemplars, 0.79 and 1.07 with them; the margins are about half."""
+    """Seen: 0.00, 0.66 and 0.82 without exemplars, 0.59 and 0.89 with them; the margins are about half."""
     context = toy_context(ToyJudge())
     held_out = RunDirectory(tmp_path / "held-out")
     before, zero_shot = measured("zero-shot", tiny_base, held_out)
