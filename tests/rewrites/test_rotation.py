@@ -10,7 +10,7 @@ from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.rules import RESPELLING
 from tests.rewrites.samples import apply_rules, compare, interpreted, task_text
 from tests.rewrites.test_fusion import needs_triton
-from tests.rewrites.test_sixteen_bits import PRECISE
+from tests.rewrites.test_sixteen_bits import PRECISE, drawing
 
 RULE = "rotate-before-transpose"
 ROTARY = """
@@ -24,8 +24,7 @@ TURNED = "torch.cat((a[:, 30:], -a[:, 10:30], a[:, -90:10]), 1) * b"
 
 
 def text(forward: str, inputs: str, dtype: str = "float32") -> str:
-    draws = f"def drawn(*sizes):\n    return torch.randn(*sizes).to(torch.{dtype})\n\nclass Model("
-    return task_text(forward, inputs).replace("class Model(", draws)
+    return drawing(task_text(forward, inputs), dtype)
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,16 @@ with torch.no_grad():
 """What eager gives, but for float32's rounding of a difference."""
 
 
-DRAWS = "def drawn(*sizes):\n    return torch.randn(*sizes).to(torch.{})\n\nclass Model("
+def drawing(given: str, dtype: str) -> str:
+    """A task's text in which `drawn` gives numbers of a type."""
+    return given.replace(
+        "class Model(", f"def drawn(*sizes):\n    return torch.randn(*sizes).to(torch.{dtype})\n\nclass Model("
+    )
 
 
 def text(case: str, dtype: str) -> str:
     body, inputs, init = CASES[case]
-    return task_text(body, inputs, init.replace("TYPE", dtype)).replace("class Model(", DRAWS.format(dtype))
+    return drawing(task_text(body, inputs, init.replace("TYPE", dtype)), dtype)
 
 
 @needs_triton
@@ -133,7 +137,7 @@ self.t = nn.ConvTranspose1d(16, 10, 4, stride=2, groups=2).to(torch.TYPE)
 def convolved(dtype: str, *, half: bool = True) -> Rewritten:
     forward = "return torch.tanh(self.c(a)) * 2, torch.softmax(self.w(b), 1), self.t(c) + 1"
     inputs = "drawn(2, 6, 13, 14), drawn(1, 32, 9, 8), drawn(3, 16, 31)"
-    given = task_text(forward, inputs, CONVOLUTIONS.replace("TYPE", dtype)).replace("class Model(", DRAWS.format(dtype))
+    given = drawing(task_text(forward, inputs, CONVOLUTIONS.replace("TYPE", dtype)), dtype)
     return apply_rules(given, fuse="cuda", single=True, tiled=True, channels=True, half=half)
 
 

@@ -95,6 +95,17 @@ def scalar(item: Any) -> float | None:
     return float(item.meta["constant"]) if isinstance(item, fx.Node) and "constant" in item.meta else number(item)
 
 
+def stretch_of(node: Any, dim: int) -> tuple[fx.Node, int] | None:
+    """The tensor that a slice without gaps along a dimension is of, and where it begins; None for anything else."""
+    if not is_call(node, aten.slice):
+        return None
+    source, given, rank = cast(fx.Node, node.args[0]), arguments(node), len(shape(node))
+    if int(given["dim"]) % rank != dim or given["step"] != 1:
+        return None
+    first = int(given["start"] or 0)
+    return source, first if first >= 0 else max(0, first + shape(source)[dim])
+
+
 def read_once(item: Any, *packets: Operator) -> fx.Node | None:
     """`item` when it is a node with exactly one user; with operators given, only a call of one of those."""
     if not isinstance(item, fx.Node) or len(item.users) != 1:

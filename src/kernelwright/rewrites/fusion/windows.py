@@ -33,6 +33,7 @@ from kernelwright.rewrites.graph import (
     numel,
     read_once,
     shape,
+    stretch_of,
     value,
 )
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
@@ -176,7 +177,9 @@ def rearranged(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     for part in parts:
         negated = read_once(part, aten.neg)
         piece = cast(fx.Node, negated.args[0]) if negated else part
-        source, first = _piece(piece, dim)
+        if (stretch := stretch_of(piece, dim)) is None or value(piece).dtype not in REAL:
+            raise UnsupportedError("a part that is no slice of real numbers")
+        source, first = stretch
         sources.add(source)
         strides, shifts = value(source).stride(), tuple(-start if one == dim else 0 for one in range(rank))
         window = Window(shifts, (1,) * rank, shape(piece), 0.0)
@@ -186,17 +189,6 @@ def rearranged(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     if len(parts) > MOST_PARTS or len(sources) > 1 or not sources.isdisjoint(program.values):
         raise UnsupportedError("too many parts, or not of one tensor from outside")
     return functools.reduce(functools.partial(program.add, "add"), steps)
-
-
-def _piece(node: fx.Node, dim: int) -> tuple[fx.Node, int]:
-    """The tensor that a node is a stretch of along a dimension, and where the stretch begins."""
-    if not is_call(node, aten.slice) or value(node).dtype not in REAL:
-        raise UnsupportedError("a part that is no slice of real numbers")
-    source, given, rank = cast(fx.Node, node.args[0]), arguments(node), len(shape(node))
-    if int(given["dim"]) % rank != dim or given["step"] != 1:
-        raise UnsupportedError("a slice along another dimension, or with gaps")
-    first = int(given["start"] or 0)
-    return source, first if first >= 0 else max(0, first + shape(source)[dim])
 
 
 class Phase(NamedTuple):

@@ -12,7 +12,6 @@ from torch import fx
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
-    arguments,
     aten,
     dtype,
     is_call,
@@ -21,6 +20,7 @@ from kernelwright.rewrites.graph import (
     read_once,
     scalar,
     shape,
+    stretch_of,
     value,
 )
 from kernelwright.rewrites.helpers import heads_inside_on_gpu
@@ -208,12 +208,9 @@ def _swaps_halves(node: fx.Node, query: fx.Node) -> bool:
     parts = argument(node, "tensors")
     if len(parts) != 2 or (negated := read_once(parts[0], aten.neg)) is None or shape(node) != shape(query):
         return False
-    pieces = (cast(fx.Node, negated.args[0]), parts[1])
-    if not all(is_call(piece, aten.slice) and piece.args[0] is query and shape(piece)[-1] == half for piece in pieces):
-        return False
-    given = [arguments(piece) for piece in pieces]
-    plain = all(int(one["dim"]) % 4 == 3 and one["step"] == 1 for one in given)
-    return plain and [int(one["start"] or 0) % shape(query)[-1] for one in given] == [half, 0]
+    pieces = (negated.args[0], parts[1])
+    halves = all(is_tensor(piece) and shape(piece)[-1] == half for piece in pieces)  # type: ignore[arg-type]
+    return halves and [stretch_of(piece, 3) for piece in pieces] == [(query, half), (query, 0)]
 
 
 def _before_transpose(editor: Editor, at: fx.Node, factor: fx.Node) -> fx.Node | None:
@@ -235,12 +232,12 @@ def _evaluate(node: fx.Node) -> torch.Tensor | None:
     """The value of a mask made from constants alone; None when it depends on anything else."""
     if node.op != "call_function" or not is_call(node, *CONSTANT_OPERATORS) or value(node).numel() > 1 << 24:
         return None
-    given = []
+    arguments = []
     for item in node.args:
         result = _evaluate(item) if isinstance(item, fx.Node) else item
         if isinstance(item, fx.Node) and result is None:
             return None
-        given.append(result)
+        arguments.append(result)
     kwargs = {key: item for key, item in node.kwargs.items() if key not in ("device", "pin_memory")}
-    result = node.target(*given, **kwargs)  # type: ignore[operator]
+    result = node.target(*arguments, **kwargs)  # type: ignore[operator]
     return result if isinstance(result, torch.Tensor) else None

@@ -31,7 +31,6 @@ class HalfConvolutionKernel(ConvolutionKernel):
         self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]
     ) -> tuple[tuple[int, ...], ...]:
         self.source_strides = strides[self.given[0]]
-        self.dtype = value(found.source).dtype
         return strides
 
     def _index_type(self) -> str:
@@ -59,27 +58,22 @@ class HalfConvolutionKernel(ConvolutionKernel):
         given = [images, channels // found.groups, self._each(found), found.groups, (*ones, *sizes), *spatial]
         given += [outputs, math.prod(found.kernel), found.transposed]
         name, text = f"_{self.__name__}_prepared", ", ".join(map(repr, given))
-        if self.is_short:
-            return [f"{name} = _Prepared(False, {text})", f"{name}.dtype = {self.dtype}"]
+        if self.is_short:  # laid out as they are
+            return [f"{name} = {{True: _Prepared(False, {text})}}", f"{name}[True].dtype = {value(found.source).dtype}"]
         return [f"{name} = {for_both(f'_Prepared(tf32, {text})')}"]
 
     def _call(self, names: list[str], outs: list[str]) -> list[str]:
         source, weight = (names[number] for number in self.given)
-        name = self.__name__
-        if self.is_short:
-            return [
-                f"prepared = _{name}_prepared({source}, {weight}.contiguous())",
-                f"_{name}_launch[True]({', '.join([*names, '*prepared', *outs])})",
-            ]
+        name, allowed = self.__name__, "True" if self.is_short else ALLOWED
         return [
-            f"prepared = _{name}_prepared[{ALLOWED}]({source}, {weight}.contiguous())",
-            f"_{name}_launch[{ALLOWED}]({', '.join([*names, '*prepared', *outs])})",
+            f"prepared = _{name}_prepared[{allowed}]({source}, {weight}.contiguous())",
+            f"_{name}_launch[{allowed}]({', '.join([*names, '*prepared', *outs])})",
         ]
 
     @property
     def is_short(self) -> bool:
         """Whether the task's own numbers have 16 bits."""
-        return self.dtype in ROUNDED
+        return value(cast(Geometry, self.program.convolution).source).dtype in ROUNDED
 
     @staticmethod
     def _each(found: Geometry) -> int:
