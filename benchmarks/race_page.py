@@ -1,8 +1,13 @@
-"""The page of searched suites in Markdown: numbers, wins, losses, and which techniques help."""
+"""Two pages on searched suites in Markdown, from the same numbers.
+
+The README beside the runs has everything: notes on each run, every task without a winner, techniques by suite. The page in
+docs has what a reader asks for first, and links to it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -209,42 +214,91 @@ def _measured(line: Line) -> str:
     return f"{line['h100_speedup']:.2f} ({low:.2f} to {high:.2f})"
 
 
-def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
-    """Numbers, wins, losses, tasks without winner and techniques of one group."""
-    name, rows = GROUPS[group], summary[f"{group}rows"]
+def title_of(group: str) -> str:
+    """A group's heading."""
+    name = GROUPS[group]
+    return f"{name[0].upper()}{name[1:]}"
+
+
+def undecided(summary: Mapping[str, Any], group: str) -> list[str]:
+    """How many tasks of a group are not decided; nothing where all are."""
+    left = summary[f"{group}screened_only"] + summary[f"{group}untouched"]
+    if not left:
+        return []
+    return [
+        f"**{left} of {len(summary[f'{group}rows'])} tasks are not decided.** The judge takes those first that promise most, "
+        "so that the decided ones are no fair sample of all.",
+        "",
+    ]
+
+
+def ends(rows: Sequence[Line]) -> dict[str, list[Line]]:
+    """The ten largest wins and the ten hardest losses, by the title of their table."""
     counted = sorted(filter(is_counted, rows), key=against_best)
-    text = [f"## {name[0].upper()}{name[1:]}", "", conditions(runs, folder), ""]
+    return {
+        "The largest wins over the best baseline": [one for one in counted[::-1] if one["speedup"]][:10],
+        "The hardest losses": [one for one in counted if against_best(one) < 1.0][:10],
+    }
+
+
+def tables(some: Mapping[str, Sequence[Line]], group: str) -> list[str]:
+    """Tasks in tables, by their titles; an empty one is left out."""
+    return [
+        line
+        for title, rows in some.items()
+        if rows
+        for line in (f"### {title}, {GROUPS[group]}", "", HEAD, *map(row, rows), "")
+    ]
+
+
+def effects_of(runs: Sequence[Run], heading: str) -> list[str]:
+    """What techniques did in some runs; nothing where none was screened."""
+    estimates = [one for run in runs for one in run.screened()]
+    if not estimates:
+        return []
+    return [
+        heading,
+        "",
+        f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
+        f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("%", " %"),
+        "",
+        *techniques(estimates),
+        "",
+    ]
+
+
+def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
+    """Everything about one group: conditions, notes, numbers, wins, losses, tasks without winner and techniques."""
+    rows = summary[f"{group}rows"]
+    text = [f"## {title_of(group)}", "", conditions(runs, folder), ""]
     text += [line for run in runs if (told := notes_of(run)) for line in (told, "")]
-    text += [*headline(summary, group), ""]
-    if left := summary[f"{group}screened_only"] + summary[f"{group}untouched"]:
-        text += [
-            f"**{left} of {len(rows)} tasks are not decided.** The judge takes those first that promise most, so that "
-            "the decided ones are no fair sample of all.",
-            "",
-        ]
+    text += [*headline(summary, group), "", *undecided(summary, group)]
     if group == "h100_":
         text += carrying(summary)
-    losses = [one for one in counted if against_best(one) < 1.0][:10]
-    for title, some in (
-        ("The largest wins over the best baseline", [one for one in counted[::-1] if one["speedup"]][:10]),
-        ("The hardest losses", losses),
-        ("Further tasks without a winner", [one for one in counted if not one["speedup"] and one not in losses]),
-        ("Not decided: estimates are no results", [one for one in rows if not is_counted(one)]),
-    ):
-        if some:
-            text += [f"### {title}, {name}", "", HEAD, *map(row, some), ""]
-    estimates = [one for run in runs for one in run.screened()]
-    if estimates:
-        text += [
-            f"### Techniques, {name}",
-            "",
-            f"From {len(estimates)} screened estimates, each against the one of the same candidate without the technique, "
-            f"or against eager. It helps or hurts where the two are more than {NEAR - 1:.0%} apart.".replace("%", " %"),
-            "",
-            *techniques(estimates),
-            "",
-        ]
-    return text
+    told = ends(rows)
+    lost = told["The hardest losses"]
+    told |= {
+        "Further tasks without a winner": sorted(
+            (one for one in rows if is_counted(one) and not one["speedup"] and one not in lost), key=against_best
+        ),
+        "Not decided: estimates are no results": [one for one in rows if not is_counted(one)],
+    }
+    return [*text, *tables(told, group), *effects_of(runs, f"### Techniques, {GROUPS[group]}")]
+
+
+def outline(summary: Mapping[str, Any], group: str, folder: str) -> list[str]:
+    """Numbers, wins and losses of one group, and a link to the rest."""
+    anchor = re.sub(r"[^a-z0-9 -]", "", title_of(group).lower()).replace(" ", "-")
+    return [
+        f"## {title_of(group)}",
+        "",
+        *headline(summary, group),
+        "",
+        *undecided(summary, group),
+        *tables(ends(summary[f"{group}rows"]), group),
+        f"[Each run, every task without a winner and techniques]({folder}/README.md#{anchor}).",
+        "",
+    ]
 
 
 PAGE = f"""# KernelBench, searched
@@ -271,13 +325,22 @@ candidate: a copy of a folder goes on after `gunzip *.gz` with the command that 
 """
 
 
-def sections(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
-    """Everything that a page in the folder `page` says of runs whose copies are in `folder`."""
+def sections(summary: Mapping[str, Any], runs: Sequence[Run]) -> str:
+    """All that the README says beside copies of these runs."""
+    lines = once(summary)
+    for group in _groups(summary):
+        lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], ".")
+    return "\n".join(lines)
+
+
+def outlines(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
+    """What a page in the folder `page` says of runs whose copies are in `folder`."""
     link = os.path.relpath(folder, page)
-    first = once(summary)
-    texts = ["\n".join(first)] if first else []
-    for group in GROUPS:
-        if f"{group}runs" in summary:
-            some = [run for run in runs if run.path.name in summary[f"{group}runs"]]
-            texts.append("\n".join(section(summary, group, some, link)))
-    return "\n".join(texts)
+    lines = once(summary)
+    for group in _groups(summary):
+        lines += outline(summary, group, link)
+    return "\n".join([*lines, *effects_of([run for run in runs if run.searches], "## Techniques")])
+
+
+def _groups(summary: Mapping[str, Any]) -> list[str]:
+    return [group for group in GROUPS if f"{group}runs" in summary]

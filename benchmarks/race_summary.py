@@ -7,8 +7,8 @@ A RUN_DIR is what `kernelwright bench SUITE --policy builtin` made, finished or 
 Alone it gets a `summary.json`. With --out the summary of all goes there with a README, beside a packed copy of each run
 without the sources of what was only screened, but for tasks of which the judge would still take a candidate. Runs that
 --without-sources names leave these out too. With --page the part of that page between two marks is written anew; a page
-that does not exist is made. A line for each task and the numbers of each level are printed. A `notes.md` in a RUN_DIR is
-told with its numbers.
+that does not exist is made; it has the numbers, the largest wins and losses, and links to the README, which also tells
+each RUN_DIR's `notes.md` and every task without a winner. A line for each task and the numbers of each level are printed.
 
 Each suite has its own group of keys. CUDA-L1's shapes have plain ones, and `h100_` on an H100. On whichever GPU, KernelBench
 as it is today has `today_`, robust-kbench `robust_`, modules of libraries `modules_` and, in bfloat16, `modules_bf16_`, and
@@ -36,7 +36,7 @@ from pathlib import Path
 
 from publishing import copy_plain, packed_bytes, write_packed
 from race_numbers import GROUPS, Run, against_best, is_counted, summary_of
-from race_page import HEAD, MARKS, NOTES, PAGE, README, headline, row, sections
+from race_page import HEAD, MARKS, NOTES, PAGE, README, headline, outlines, row, sections
 
 from kernelwright.report.standing import CUT_SHORT
 
@@ -106,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.out is not None:
         for run, name in zip(runs, names, strict=True):
             publish(run, options.out / name, keeps_sources=name not in bare)
-        (folder / "README.md").write_text(f"{README}\n{sections(summary, runs, folder, folder)}\n", encoding="utf-8")
+        (folder / "README.md").write_text(f"{README}\n{sections(summary, runs)}\n", encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     if options.page is not None:
         known = options.page.read_text(encoding="utf-8") if options.page.exists() else PAGE
         before, _, rest = known.partition(MARKS[0])
         after = rest.partition(MARKS[1])[2]
-        body = f"{MARKS[0]}\n\n{sections(summary, runs, folder, options.page.parent)}\n{MARKS[1]}"
+        body = f"{MARKS[0]}\n\n{outlines(summary, runs, folder, options.page.parent)}\n{MARKS[1]}"
         options.page.write_text(f"{before}{body}{after}", encoding="utf-8")
     for group in GROUPS:
         if f"{group}rows" in summary:

@@ -102,7 +102,10 @@ def test_a_race_is_published_and_its_copy_says_the_same(race_summary, run, tmp_p
     assert text.count("## Today's shapes") == 1
     assert "**2 of 5 tasks are not decided.**" in text
     assert "| kernelbench/level1/1 | 100 | 2.00 (1.90 to 2.10) | 1.20, compile | 1.67 (1.51 to 1.84) | 20 % | t |" in text
-    assert (out / "README.md").read_text().count("](race)") == 1
+    readme = (out / "README.md").read_text()
+    assert readme.count("](race)") == 1 and "race-h200/race)" not in text
+    assert "](../results/race-h200/README.md#todays-shapes)" in text and "## Today's shapes" in readme
+    assert "### Not decided" in readme and "### Not decided" not in text
     found = json.loads((out / "summary.json").read_text())
     assert rescore(RunDirectory(out / "race")).differences == []
     sources = {one.task: one.source for one in RunDirectory(out / "race").screened()}
@@ -211,9 +214,8 @@ def test_each_suite_has_numbers_and_a_section_of_its_own(race_summary, run, tmp_
         other.write_json("config.json", run.read_json("config.json") | {"suite": suite})
         commit = {"commit": f"{len(runs)}" * 40}
         other.write_json("environment.json", commit | {"gpu": [{"name": "NVIDIA H100 80GB HBM3", "driver_version": "5"}]})
-    page = tmp_path / "page.md"
-    race_summary.main([*(str(one.path) for one in runs.values()), "--out", str(tmp_path / "out"), "--page", str(page)])
-    found, text = json.loads((tmp_path / "out" / "summary.json").read_text()), page.read_text()
+    race_summary.main([*(str(one.path) for one in runs.values()), "--out", str(tmp_path / "out")])
+    found, text = (json.loads((tmp_path / "out" / "summary.json").read_text()), (tmp_path / "out" / "README.md").read_text())
     for place, (group, one) in enumerate(runs.items(), 1):
         assert (found[f"{group}runs"], found[f"{group}tasks"]) == ([one.path.name], 3)
         assert (
@@ -235,8 +237,7 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
             one = one.model_copy(update={"techniques": ("another",)})
         kept += [] if one.task.endswith("level2/1") and one.policy != BASELINE_POLICY else [one]
     other.evaluations_path.write_text("".join(f"{one.model_dump_json()}\n" for one in kept))
-    page = tmp_path / "page.md"
-    race_summary.main([str(run.path), str(other.path), "--out", str(tmp_path / "out"), "--page", str(page)])
+    race_summary.main([str(run.path), str(other.path), "--out", str(tmp_path / "out")])
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     once, told = summary["each_once"], summary["h100_carried"]
     assert (once["asked"], once["tasks"], once["h100_tasks"]) == (5, 3, 2), "level2/1 is decided on the first GPU alone"
@@ -245,7 +246,7 @@ def test_what_an_h100_found_for_itself_is_told_beside_the_first_gpu(race_summary
         "tasks": 2, "winners_on_both": 2, "winners_alike": 1,
     }  # fmt: skip
     assert told["geomean_vs_best_baseline"] == pytest.approx((2.0 / 1.2) ** 0.5, abs=1e-4)
-    assert "| kernelbench/level1/2 | 1.00 | 1.00 | another | no |" in page.read_text()
+    assert "| kernelbench/level1/2 | 1.00 | 1.00 | another | no |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_what_another_gpus_winners_give_on_an_h100_is_told(race_summary, script, run, tmp_path):
@@ -265,15 +266,13 @@ def test_what_another_gpus_winners_give_on_an_h100_is_told(race_summary, script,
     carried.append(rejected(source="won", **judged[1]))
     carried.append(accepted(1.7, "another text", **judged[0]))
     carried.append(accepted(1.7, "won", **judged[2]))
-    page = tmp_path / "page.md"
-    given = [str(one.path) for one in (run, other, carried)]
-    race_summary.main([*given, "--out", str(tmp_path / "out"), "--page", str(page)])
+    race_summary.main([*(str(one.path) for one in (run, other, carried)), "--out", str(tmp_path / "out")])
     told = json.loads((tmp_path / "out" / "summary.json").read_text())["h100_carried_winners"]
     counts = {"tasks": 2, "accepted": 1, "ahead_of_eager": 1, "searched_too": 1, "own_certainly_ahead": 1}
     assert {key: told[key] for key in counts} == counts
     assert (told["geomean_vs_eager"], told["h100_geomean_vs_eager"]) == (2.0, 1.5)
     assert told["own_over_carried"] == pytest.approx(2.0 / 1.5, abs=1e-4)
-    assert "| kernelbench/level1/2 | 1.30 | wrong-output | 1.30 |" in page.read_text()
+    assert "| kernelbench/level1/2 | 1.30 | wrong-output | 1.30 |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_cuda_l1s_kernels_are_told_apart_by_the_gpu_that_measured_them(race_summary, run, tmp_path):
