@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from race_numbers import GROUPS, Line, Run, against_best, geomean, is_alike, is_counted, on_both
+from race_numbers import GROUPS, Line, Run, against_best, geomean, is_alike, is_counted, later_by_task, on_both
 
 from kernelwright.records.screened import Screened
 from kernelwright.report.standing import TaskOutcome
 
 NOTES = "notes.md"
+ON_EITHER = ("", "h100_")
+"""Groups of the same tasks on two kinds of GPU."""
 MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
 NEAR = 1.02
 """Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
@@ -136,13 +138,10 @@ def notes_of(run: Run) -> str:
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-def once(summary: Mapping[str, Any]) -> list[str]:
+def once(told: Mapping[str, Any], heading: str) -> list[str]:
     """Numbers of all tasks, each on one GPU."""
-    told = summary.get("each_once")
-    if not told:
-        return []
     return [
-        "## Each task once",
+        heading,
         "",
         f"Of the {told['asked']} tasks of CUDA-L1's shapes that an H200 or an H100 searched, {told['tasks']} are decided. "
         f"{told['h100_tasks']} of them count with an H100's numbers and the others with an H200's: those of the run that "
@@ -226,8 +225,8 @@ def undecided(summary: Mapping[str, Any], group: str) -> list[str]:
     if not left:
         return []
     return [
-        f"**{left} of {len(summary[f'{group}rows'])} tasks are not decided.** The judge takes those first that promise most, "
-        "so that the decided ones are no fair sample of all.",
+        f"**{left} of {len(summary[f'{group}rows'])} tasks are not decided.** The judge takes those first that promise "
+        "most, so that the decided ones are no fair sample of all.",
         "",
     ]
 
@@ -288,7 +287,6 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder:
 
 def outline(summary: Mapping[str, Any], group: str, folder: str) -> list[str]:
     """Numbers, wins and losses of one group, and a link to the rest."""
-    anchor = re.sub(r"[^a-z0-9 -]", "", title_of(group).lower()).replace(" ", "-")
     return [
         f"## {title_of(group)}",
         "",
@@ -296,9 +294,14 @@ def outline(summary: Mapping[str, Any], group: str, folder: str) -> list[str]:
         "",
         *undecided(summary, group),
         *tables(ends(summary[f"{group}rows"]), group),
-        f"[Each run, every task without a winner and techniques]({folder}/README.md#{anchor}).",
-        "",
+        *rest(folder, title_of(group)),
     ]
+
+
+def rest(folder: str, title: str) -> list[str]:
+    """A link to the README's section of that title."""
+    anchor = re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+    return [f"[Each run, every task without a winner and techniques]({folder}/README.md#{anchor}).", ""]
 
 
 PAGE = f"""# KernelBench, searched
@@ -327,20 +330,22 @@ candidate: a copy of a folder goes on after `gunzip *.gz` with the command that 
 
 def sections(summary: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """All that the README says beside copies of these runs."""
-    lines = once(summary)
-    for group in _groups(summary):
-        lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], ".")
+    told = summary.get("each_once")
+    lines = once(told, "## Each task once") if told else []
+    for group in GROUPS:
+        if f"{group}runs" in summary:
+            lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], ".")
     return "\n".join(lines)
 
 
 def outlines(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
-    """What a page in the folder `page` says of runs whose copies are in `folder`."""
-    link = os.path.relpath(folder, page)
-    lines = once(summary)
-    for group in _groups(summary):
-        lines += outline(summary, group, link)
-    return "\n".join([*lines, *effects_of([run for run in runs if run.searches], "## Techniques")])
-
-
-def _groups(summary: Mapping[str, Any]) -> list[str]:
-    return [group for group in GROUPS if f"{group}runs" in summary]
+    """What a page in the folder `page` says of runs whose copies are in `folder`; a task of two GPUs is told once."""
+    link, searched, told = os.path.relpath(folder, page), [run for run in runs if run.searches], summary.get("each_once")
+    lines = []
+    if told:
+        found = later_by_task(run for run in searched if run.group in ON_EITHER)
+        lines += [*once(told, f"## {title_of('')}"), *tables(ends(found), ""), *rest(link, "Each task once")]
+    for group in GROUPS:
+        if f"{group}runs" in summary and not (told and group in ON_EITHER):
+            lines += outline(summary, group, link)
+    return "\n".join([*lines, *effects_of(searched, "## Techniques")])
