@@ -31,7 +31,7 @@ from kernelwright.cores import cores_beside
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
-from kernelwright.judge.worker.environment import COMPILER_ENVIRONMENT
+from kernelwright.judge.worker.environment import WORKER_ENVIRONMENT
 
 _WITHOUT_COMPILER = "KERNELWRIGHT_ZYGOTE_WITHOUT_COMPILER"
 """Variable of a zygote that has begun anew."""
@@ -101,11 +101,7 @@ class Zygote:
 
     def __init__(self, off: int | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        environment = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
-        # The pools of idle threads must not spin beside the worker that is being timed.
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
-        # torch reads it when its compiler is imported, which may be before a fork.
-        environment |= COMPILER_ENVIRONMENT
+        inherited = {key: os.environ[key] for key in INHERITED_VARIABLES if key in os.environ}
         program = (
             "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
@@ -114,7 +110,7 @@ class Zygote:
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(_installed_path())],
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=inherited | WORKER_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             process_group=0,  # Ctrl-C at the terminal is the parent's to handle
