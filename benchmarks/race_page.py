@@ -117,13 +117,13 @@ def techniques(found: Sequence[Screened]) -> list[str]:
     return lines
 
 
-def conditions(runs: Sequence[Run], folder: str) -> str:
-    """Machine, versions, commits and links of some runs."""
+def conditions(runs: Sequence[Run]) -> str:
+    """Machine, versions, commits and links of some runs, whose copies are beside the page."""
     environments = [run.read_json("environment.json") or {} for run in runs]
     environment = environments[0]
     gpu, packages = (environment.get("gpu") or [{}])[0], environment.get("packages") or {}
     driver = f"driver {gpu['driver_version']}, " if gpu.get("driver_version") else ""
-    links = ", ".join(f"[{run.path.name}]({os.path.normpath(f'{folder}/{run.path.name}')})" for run in runs)
+    links = ", ".join(f"[{run.path.name}]({run.path.name})" for run in runs)
     devices = dict.fromkeys(run.gpu or str(found.get("processor")) for run, found in zip(runs, environments, strict=True))
     commits = list(dict.fromkeys(str(found.get("commit"))[:7] for found in environments))
     return (
@@ -266,10 +266,10 @@ def effects_of(runs: Sequence[Run], heading: str) -> list[str]:
     ]
 
 
-def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run], folder: str) -> list[str]:
+def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run]) -> list[str]:
     """Everything about one group: conditions, notes, numbers, wins, losses, tasks without winner and techniques."""
     rows = summary[f"{group}rows"]
-    text = [f"## {title_of(group)}", "", conditions(runs, folder), ""]
+    text = [f"## {title_of(group)}", "", conditions(runs), ""]
     text += [line for run in runs if (told := notes_of(run)) for line in (told, "")]
     text += [*headline(summary, group), "", *undecided(summary, group)]
     if group == "h100_":
@@ -334,7 +334,7 @@ def sections(summary: Mapping[str, Any], runs: Sequence[Run]) -> str:
     lines = once(told, "## Each task once") if told else []
     for group in GROUPS:
         if f"{group}runs" in summary:
-            lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]], ".")
+            lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]])
     return "\n".join(lines)
 
 
