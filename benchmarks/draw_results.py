@@ -11,14 +11,14 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib import pyplot
-from race_numbers import Run, against_best, is_counted, later_by_task
+from race_numbers import ON_EITHER, Run, against_best, is_counted, later_by_task
 
 from kernelwright.records import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 RELEASE = ROOT / "results" / "2026-11-22-cuda-l1-h200"
 RACE = ROOT / "results" / "kernelbench-h200"
-SEARCHED = {"CUDA-L1's shapes": ("", "h100_"), "today's shapes": ("today_",)}
+SEARCHED = {"CUDA-L1's shapes": ON_EITHER, "today's shapes": ("today_",)}
 """Suites that the search raced on, and their groups in `race_numbers`, one for each kind of GPU."""
 TRAINING = ROOT / "results" / "contrastive-h200" / "summary.json"
 STAGES = {

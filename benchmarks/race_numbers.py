@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import math
@@ -30,6 +31,8 @@ GROUPS = {
     "other_": "other suites",
 }
 """Groups of runs that are summed up together: prefix of their keys, and their name."""
+ON_EITHER = ("", "h100_")
+"""Groups of the same tasks on two kinds of GPU."""
 SUITES = {"kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_", "modules-bf16": "modules_bf16_"}
 """Groups of the suites that have one each, on whichever GPU."""
 Line = dict[str, Any]
@@ -86,6 +89,12 @@ class Run(RunDirectory):
         for one in self.evaluations():
             found[one.task] = max(found.get(one.task, ""), one.started)
         return found
+
+    @functools.cached_property
+    def dated(self) -> list[tuple[str, Line]]:
+        """Date and time of each task's latest evaluation, and where it stands; read once, since several sums ask."""
+        latest = self.latest()
+        return [(latest.get(line["task"], ""), line) for line in self.lines()]
 
     def lines(self) -> list[Line]:
         """Where each task stands."""
@@ -239,15 +248,17 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
         """How far a line is from being decided."""
         return order.index(line["outcome"]), not line["baselines_measured"]
 
-    dated = []
-    for run in runs:
-        latest = run.latest()
-        dated += [(latest.get(line["task"], ""), line) for line in run.lines()]
+    dated = [one for run in runs for one in run.dated]
     for _, line in sorted(dated, key=lambda one: one[0]):
         known = found.get(line["task"])
         if known is None or is_counted(line) or (not is_counted(known) and missing(line) <= missing(known)):
             found[line["task"]] = line
     return [found[task] for task in dict.fromkeys(line["task"] for _, line in dated)]
+
+
+def once_on_either(runs: Iterable[Run]) -> list[Line]:
+    """One line for each of CUDA-L1's tasks, whichever kind of GPU decided it."""
+    return later_by_task(run for run in runs if run.searches and run.group in ON_EITHER)
 
 
 def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
@@ -265,7 +276,7 @@ def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
             summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
     pairs = on_both(summary)
     if pairs:
-        lines = later_by_task(run for run in searched if run.group in {"", "h100_"})
+        lines = once_on_either(searched)
         summary["each_once"] = with_levels(lines, released) | {
             "h100_tasks": sum(is_counted(line) and line["run"] in summary["h100_runs"] for line in lines)
         }

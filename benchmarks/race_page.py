@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from race_numbers import GROUPS, Line, Run, against_best, geomean, is_alike, is_counted, later_by_task, on_both
+from race_numbers import GROUPS, ON_EITHER, Line, Run, against_best, geomean, is_alike, is_counted, on_both, once_on_either
 
 from kernelwright.records.screened import Screened
 from kernelwright.report.standing import TaskOutcome
 
 NOTES = "notes.md"
-ON_EITHER = ("", "h100_")
-"""Groups of the same tasks on two kinds of GPU."""
+ONCE = "Each task once"
+"""The README's section of tasks that two kinds of GPU searched."""
 MARKS = ("<!-- written by benchmarks/race_summary.py -->", "<!-- until here -->")
 NEAR = 1.02
 """Ratio of two estimates beyond which a technique helped or hurt. Our choice."""
@@ -138,10 +138,10 @@ def notes_of(run: Run) -> str:
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
-def once(told: Mapping[str, Any], heading: str) -> list[str]:
+def once(told: Mapping[str, Any], title: str) -> list[str]:
     """Numbers of all tasks, each on one GPU."""
     return [
-        heading,
+        f"## {title}",
         "",
         f"Of the {told['asked']} tasks of CUDA-L1's shapes that an H200 or an H100 searched, {told['tasks']} are decided. "
         f"{told['h100_tasks']} of them count with an H100's numbers and the others with an H200's: those of the run that "
@@ -275,11 +275,10 @@ def section(summary: Mapping[str, Any], group: str, runs: Sequence[Run]) -> list
     if group == "h100_":
         text += carrying(summary)
     told = ends(rows)
-    lost = told["The hardest losses"]
+    shown = [one for some in told.values() for one in some]
+    further = [one for one in rows if is_counted(one) and not one["speedup"] and one not in shown]
     told |= {
-        "Further tasks without a winner": sorted(
-            (one for one in rows if is_counted(one) and not one["speedup"] and one not in lost), key=against_best
-        ),
+        "Further tasks without a winner": sorted(further, key=against_best),
         "Not decided: estimates are no results": [one for one in rows if not is_counted(one)],
     }
     return [*text, *tables(told, group), *effects_of(runs, f"### Techniques, {GROUPS[group]}")]
@@ -331,7 +330,7 @@ candidate: a copy of a folder goes on after `gunzip *.gz` with the command that 
 def sections(summary: Mapping[str, Any], runs: Sequence[Run]) -> str:
     """All that the README says beside copies of these runs."""
     told = summary.get("each_once")
-    lines = once(told, "## Each task once") if told else []
+    lines = once(told, ONCE) if told else []
     for group in GROUPS:
         if f"{group}runs" in summary:
             lines += section(summary, group, [run for run in runs if run.path.name in summary[f"{group}runs"]])
@@ -343,8 +342,7 @@ def outlines(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page
     link, searched, told = os.path.relpath(folder, page), [run for run in runs if run.searches], summary.get("each_once")
     lines = []
     if told:
-        found = later_by_task(run for run in searched if run.group in ON_EITHER)
-        lines += [*once(told, f"## {title_of('')}"), *tables(ends(found), ""), *rest(link, "Each task once")]
+        lines += [*once(told, title_of("")), *tables(ends(once_on_either(searched)), ""), *rest(link, ONCE)]
     for group in GROUPS:
         if f"{group}runs" in summary and not (told and group in ON_EITHER):
             lines += outline(summary, group, link)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from race_numbers import THEIRS, Line, Run, against_theirs, geomean, is_counted, later_by_task, middle, ours
+from race_numbers import THEIRS, Line, Run, against_theirs, geomean, is_counted, middle, once_on_either, ours
 
 from kernelwright.records import Contract, Evaluation
 from kernelwright.report.rows import BASELINE_POLICY
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for run in judged:
         released |= run.released()
     runs = [Run(path.parent) for path in sorted(options.folder.glob("*/config.json"))]
-    lines = later_by_task(run for run in runs if run.searches and run.group in {"", "h100_"})
+    lines = once_on_either(runs)
     decided = [line for line in lines if is_counted(line) and line["task"] in kernels.keys() & released.keys()]
     if options.winners:
         found = Run(options.folder / options.winners).evaluations()

@@ -117,16 +117,13 @@ def test_an_index_is_no_part_of_a_convolution_nor_longer_than_half_a_key() -> No
 @needs_triton
 @pytest.mark.parametrize(
     "call",
-    exhaustive_but(
-        [
-            "torch.argmax(a, dim=1), 128, 4096, 4095",
-            "torch.argmin(a, dim=1), 16, 256, 256",
-            "torch.argmax(a, 2), 16, 256, 256",
-            "torch.argmin(a, 1), 3, 20000",
-            "torch.argmax(a, 1), 600, 20000",
-        ],
+    [
         "torch.argmax(a, dim=1), 128, 4096, 4095",
-    ),
+        "torch.argmin(a, dim=1), 16, 256, 256",
+        "torch.argmax(a, 2), 16, 256, 256",
+        "torch.argmin(a, 1), 3, 20000",
+        "torch.argmax(a, 1), 600, 20000",
+    ],
 )
 def test_indices_compile_for_hopper(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Down to machine code, which needs no GPU."""

@@ -215,7 +215,7 @@ def test_a_task_with_the_templates_names_keeps_its_own(monkeypatch):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
-@pytest.mark.parametrize("kind", exhaustive_but(recurrent.GATES, "lstm"))
+@pytest.mark.parametrize("kind", recurrent.GATES)
 def test_the_weights_of_kernelbenchs_networks_stay_in_registers(kind, tmp_path):
     layers = sizes(kind, 10, 512, 128, 256, 6, 1)
     knobs = recurrent.alternatives(layers)[0]

@@ -82,7 +82,7 @@ def test_swapped_definitions(file_and_kind):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_carry_cannot_be_overtaken(architecture):
     def wanted(sample, i, j):
         a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
@@ -138,7 +138,7 @@ def test_two_instructions_too_close_for_their_port(family, architecture):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_load_too_soon_after_a_barrier(architecture):
     """The barrier holds the warp only some cycles after it issued; hardware then reads old data."""
     sample = build("row_sum", architecture)
@@ -232,7 +232,7 @@ def test_memory_across_a_fence(fence, upwards, architecture):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_copy_in_another_group(architecture):
     def wanted(sample, i, j):
         a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]

@@ -251,7 +251,7 @@ return torch.relu(self.linear(x))"""
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("busy", "accepted"), [("1", True), pytest.param("1e9", False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("busy", "accepted"), [("1", True), ("1e9", False)])
 def test_a_later_call_may_compile_as_long_as_the_first_one(judge, busy, accepted):
     body = LATER.format(busy=BUSY.replace("1.5", busy))
     settings = HURRIED.model_copy(update={"run_limit_s": 0.5, "build_limit_s": 5.0})

@@ -208,9 +208,10 @@ def _swaps_halves(node: fx.Node, query: fx.Node) -> bool:
     parts = argument(node, "tensors")
     if len(parts) != 2 or (negated := read_once(parts[0], aten.neg)) is None or shape(node) != shape(query):
         return False
-    pieces = (negated.args[0], parts[1])
-    halves = all(is_tensor(piece) and shape(piece)[-1] == half for piece in pieces)  # type: ignore[arg-type]
-    return halves and [stretch_of(piece, 3) for piece in pieces] == [(query, half), (query, 0)]
+    pieces = [cast(fx.Node, negated.args[0]), parts[1]]
+    return [stretch_of(piece, 3) for piece in pieces] == [(query, half), (query, 0)] and all(
+        shape(piece)[-1] == half for piece in pieces
+    )
 
 
 def _before_transpose(editor: Editor, at: fx.Node, factor: fx.Node) -> fx.Node | None:
