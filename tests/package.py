@@ -22,8 +22,6 @@ class Contents:
     """Modules of the package that stand in a string: they are imported by their names at some time."""
     classes: tuple[tuple[str, tuple[str, ...]], ...]
     """Names, each with the last names of the bases."""
-    functions: tuple[tuple[str, int], ...]
-    """Names, each with the number of lines."""
     has_docstring: bool
 
 
@@ -35,11 +33,6 @@ def contents(source: str) -> Contents:
         imports=tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)),
         named=tuple(text for text in strings if MODULE_NAME.fullmatch(text)),
         classes=tuple((node.name, _bases(node)) for node in nodes if isinstance(node, ast.ClassDef)),
-        functions=tuple(
-            (node.name, node.end_lineno - node.lineno + 1)
-            for node in nodes
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
-        ),
         has_docstring=ast.get_docstring(tree) is not None,
     )
 

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kernelwright.version import __version__
+
 if TYPE_CHECKING:
     from kernelwright.api import bench, evaluate, load, optimize
     from kernelwright.deploy.triton_jit import jit
     from kernelwright.tasks.in_memory import Inputs
-
-__version__ = "0.1.0"
 
 __all__ = ["Inputs", "__version__", "bench", "evaluate", "jit", "load", "optimize"]
 

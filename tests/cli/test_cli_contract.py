@@ -66,7 +66,7 @@ def test_the_version_is_told_also_where_the_package_is_only_on_the_path(monkeypa
 def test_the_version_stands_in_one_place():
     described = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert "version" not in described["project"]
-    assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kernelwright.__version__"}
+    assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kernelwright.version.__version__"}
 
 
 @pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])

@@ -231,7 +231,7 @@ def other_settings(benchmark, published, monkeypatch):
 
 
 def other_version(benchmark, published, monkeypatch):
-    monkeypatch.setattr("kernelwright.__version__", "99.0")
+    monkeypatch.setattr("kernelwright.search.bench.__version__", "99.0")
 
 
 def other_release(benchmark, published, monkeypatch):

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernelwright
 from kernelwright.assembly.agents import AGENTS, agent_named, play
 from kernelwright.assembly.budget import Budget, Entry, append_line
 from kernelwright.assembly.confirmations import numbers_and_ratios_of, numbers_of, read_confirmation
@@ -45,6 +44,7 @@ from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.sass import AnyMove, Schedule, check_report, move_to_json
 from kernelwright.sass.simulator import ideal_cycles, simulate
+from kernelwright.version import __version__
 
 WEIGHED = 12
 """Best schedules of each agent's search that are weighed side by side before any is confirmed; our choice."""
@@ -171,7 +171,7 @@ class _Search:
             "limit_s": settings.limit_s,
             "start": [move_to_json(move) for move in settings.start] or None,
             **self._measured_by(),
-            "kernelwright": kernelwright.__version__,
+            "kernelwright": __version__,
         }
         self.run.claim(config, same=_CLAIMED, device="cpu" if game.testbed.is_simulated else "cuda")
         self.run.write_bytes("original.cubin", image.data)

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 import click
 
-import kernelwright
 from kernelwright.cli.group import LazyGroup, explained
 from kernelwright.errors import InternalError, KernelwrightError
+from kernelwright.version import __version__
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""
@@ -45,7 +45,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(kernelwright.__version__, message="%(version)s")
+@click.version_option(__version__, message="%(version)s")
 @click.option("--traceback", is_flag=True, hidden=True, help="Show where an error was raised.")
 def group(traceback: bool) -> None:
     """Make GPU code faster, and believe only what an independent measurement confirms.

@@ -48,12 +48,12 @@ def command(
     """
     settings = options.judge_settings(**judge)
 
-    import kernelwright
     from kernelwright.errors import CandidateError
     from kernelwright.judge import Judge
     from kernelwright.pools.generated import without_advice_on_generated
     from kernelwright.records import Candidate, RunDirectory
     from kernelwright.tasks import load_task, read_source
+    from kernelwright.version import __version__
 
     source = read_source(candidate, "a candidate that defines ModelNew", CandidateError)
     loaded = load_task(task, path)
@@ -65,7 +65,7 @@ def command(
         "task_source": loaded.source,
         "device": chosen,
         "settings": settings.model_dump(mode="json"),
-        "kernelwright": kernelwright.__version__,
+        "kernelwright": __version__,
     }
     with options.run_directory(out, "evaluate", loaded.id) as target:
         run = RunDirectory(target)

@@ -20,7 +20,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-import kernelwright
 from kernelwright.config import build
 from kernelwright.deploy.cache import CacheEntry, ConfirmedSpeedup, Proof, Tuned, TunedCache, key_of
 from kernelwright.errors import ConfigError, UsageError
@@ -33,6 +32,7 @@ from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.code.elf import naming_file, read_cubin
 from kernelwright.sass.code.identity import code_of, transplant
 from kernelwright.seconds import utc_now
+from kernelwright.version import __version__
 
 _log = logging.getLogger(__name__)
 TARGET_FILE, ORIGINAL_FILE, TUNED_FILE = "target.json", "original.cubin", "tuned.cubin"
@@ -193,7 +193,7 @@ def deploy(
         entry=target.spec.entry,
         original_sha256=hashlib.sha256(target.cubin).hexdigest(),
         tuned_sha256=hashlib.sha256(winner.tuned).hexdigest(),
-        proof=Proof(checker=f"kernelwright {kernelwright.__version__}", moved=report.moved),
+        proof=Proof(checker=f"kernelwright {__version__}", moved=report.moved),
         measurement=_measurement(confirmation),
         deterministic=target.spec.deterministic,
         rtol=target.spec.rtol,

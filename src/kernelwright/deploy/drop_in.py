@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-import kernelwright
 from kernelwright.errors import TaskError
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
 from kernelwright.report.words import LABELS
 from kernelwright.tasks import bring_to_life, printing_aside
+from kernelwright.version import __version__
 
 FALLBACK = "else `Model.forward` runs"
 """Words with which the built-in policy describes what it writes for the traced shapes and types."""
@@ -36,7 +36,7 @@ def _provenance(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
         f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`.",
         f"Verified speedup {best.speedup:.3f}x (95 % interval {best.speedup_low:.3f} to {best.speedup_high:.3f}; "
         f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {torch_version}.",
-        f"Measured {best.started} by kernelwright {kernelwright.__version__}, "
+        f"Measured {best.started} by kernelwright {__version__}, "
         "confirmed by a measurement that the search did not choose it by.",
         f"Policy {best.policy}; techniques: {', '.join(best.techniques) or 'none named'}.",
         *(f"Label {label}: {LABELS[label]}." for label in best.labels),

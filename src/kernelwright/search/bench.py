@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-import kernelwright
 from kernelwright.cores import cores_of_each
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.judge import Settings, devices_of
@@ -29,6 +28,7 @@ from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.tasks.entries import Suite
+from kernelwright.version import __version__
 
 W = TypeVar("W")
 J = TypeVar("J", Job, RotationJob)
@@ -327,7 +327,7 @@ def config_of(suite: Suite, baselines: Sequence[str], devices: Sequence[str], se
         "devices": list(devices),
         "settings": settings.model_dump(mode="json"),
         "baselines": [name for name in ALL_BASELINES if name in ("eager", *baselines)],
-        "kernelwright": kernelwright.__version__,
+        "kernelwright": __version__,
     }
 
 

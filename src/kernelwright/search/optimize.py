@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernelwright
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge import Settings, resolve_device
@@ -45,6 +44,7 @@ from kernelwright.search.beside import BaselinesBeside, chosen_baselines
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.schedule import first_of_two, judging_bytes
 from kernelwright.search.then_sass import Tune, is_composed
+from kernelwright.version import __version__
 
 DROP_IN = "optimized.py"
 """File of a run directory with the drop-in that is handed out."""
@@ -196,7 +196,7 @@ def _claim(run: RunDirectory, task: Task, asked: dict[str, Any]) -> None:
         "task_sha256": task.sha256,
         "task_source": task.source,
         **asked,
-        "kernelwright": kernelwright.__version__,
+        "kernelwright": __version__,
     }
     run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=asked["device"])
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import kernelwright
 from kernelwright.contrastive.hacks import HackChecker
 from kernelwright.contrastive.sampling.baselines import BestBaselines
 from kernelwright.contrastive.sampling.estimating import Estimator
@@ -33,6 +32,7 @@ from kernelwright.pools.evaluator import Evaluator
 from kernelwright.pools.local import JudgePool
 from kernelwright.pools.screens import Screens
 from kernelwright.records import RunDirectory, sha256_of
+from kernelwright.version import __version__
 
 Loader = Callable[[ModelSection, int], tuple[Any, Any]]
 """Loads a model and its tokenizer; the number seeds a new adapter."""
@@ -257,6 +257,6 @@ def claim(run: RunDirectory, stage: str, config: StageConfig, device: str) -> bo
         "kind": f"train {stage}",
         "config": config.model_dump(mode="json"),
         "config_sha256": sha256_of(said),
-        "kernelwright": kernelwright.__version__,
+        "kernelwright": __version__,
     }
     return run.claim(whole, same=("kind", "config_sha256"), device=device)

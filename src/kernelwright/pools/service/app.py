@@ -14,7 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-import kernelwright
 from kernelwright.errors import InternalError, KernelwrightError, QueueFullError, ShuttingDownError, TaskError, UsageError
 from kernelwright.pools.local import Outcome
 from kernelwright.pools.service.protocol import (
@@ -33,6 +32,7 @@ from kernelwright.pools.service.protocol import (
 )
 from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation
 from kernelwright.records.rewards import Reward, reward_named
+from kernelwright.version import __version__
 
 HEALTH_PATH = "/v1/health"
 
@@ -70,7 +70,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
         finally:
             await queue.stop()
 
-    app = FastAPI(title="Kernelwright", version=kernelwright.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Kernelwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
 
     @app.post("/v1/evaluations")
     async def post_evaluation(body: EvaluationRequest, query: Annotated[PostQuery, Query()]) -> Response:
@@ -117,7 +117,7 @@ def create_app(queue: EvaluationQueue, token: str | None) -> FastAPI:
     @app.get(HEALTH_PATH)
     async def get_health(response: Response) -> Health:
         response.status_code = 503 if queue.draining else 200
-        return Health(status="shutting-down" if queue.draining else "ok", version=kernelwright.__version__)
+        return Health(status="shutting-down" if queue.draining else "ok", version=__version__)
 
     @app.get("/v1/metrics")
     async def get_metrics() -> Metrics:

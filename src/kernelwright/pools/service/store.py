@@ -12,10 +12,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import kernelwright
 from kernelwright.errors import UsageError
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, RunDirectory, capture_environment
+from kernelwright.version import __version__
 
 REQUEST_KEY = "request"
 """In an evaluation's `checks`: the id of the request that it answers."""
@@ -111,7 +111,7 @@ class EvaluationStore:
             "device": device,
             "hardware": hardware,
             "torch": environment["packages"]["torch"],
-            "kernelwright": kernelwright.__version__,
+            "kernelwright": __version__,
         }
         earlier: dict[str, Any] | None = self.run.read_json("config.json")
         for key, value in config.items():
