@@ -39,8 +39,8 @@ import torch
 from helion_check import check, place, pretend_h200
 from helion_tasks import TRIALS, Trial
 
+from kernelwright.execution.screening import ScreeningPool
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import Screened

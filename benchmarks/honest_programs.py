@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Settings, resolve_device
-from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.tasks.suites import load_suite
 

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.compiling import Compiles, compiles
-from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.screened import JUDGED, Screened, is_clear, is_named, next_to_confirm, next_to_judge, ranked
 from kernelwright.search.schedule import first_of_two
 from kernelwright.search.searchers import ScreenJob, Searchers

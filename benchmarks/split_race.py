@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import Job, JudgePool, RotationJob
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.report.rows import BASELINE_POLICY

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 
 TOTALS = {

@@ -178,8 +178,8 @@ def judge_pool() -> Iterator[object]:
     For tests of what hands it work: whoever makes a pool of its own pays for two more imports of torch. Its check is the
     brief one.
     """
+    from kernelwright.execution.local import JudgePool
     from kernelwright.judge import Settings
-    from kernelwright.pools.local import JudgePool
 
     with JudgePool(["cpu"], Settings.quick(threads=1, timed=False, thorough=False)) as pool:
         yield pool

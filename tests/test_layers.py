@@ -23,7 +23,7 @@ LAYERS = (
     {"report", "tasks", "sass"},
     {"gpu"},
     {"judge"},
-    {"pools"},
+    {"execution"},
     {"rewrites", "models"},
     {"deploy"},
     {"contrastive", "assembly"},

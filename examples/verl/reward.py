@@ -16,7 +16,7 @@ from typing import Any
 
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.errors import ConfigError
-from kernelwright.pools.service.client import EvaluationRequest, ServiceClient
+from kernelwright.execution.service.client import EvaluationRequest, ServiceClient
 from kernelwright.records.rewards import reward_named
 
 URL_VARIABLE = "KERNELWRIGHT_URL"

@@ -10,9 +10,9 @@ import torch
 
 from kernelwright.deploy import placement
 from kernelwright.errors import CandidateError, UsageError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.judge import Judge, Settings
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.generated import without_advice_on_generated
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.policy import Policy
 from kernelwright.records.screened import JUDGED

@@ -21,8 +21,8 @@ pytest.importorskip("httpx")
 import httpx
 
 from kernelwright import cli
-from kernelwright.pools.service.client import ServiceClient
-from kernelwright.pools.service.protocol import EvaluationRequest, State, TaskText
+from kernelwright.execution.service.client import ServiceClient
+from kernelwright.execution.service.protocol import EvaluationRequest, State, TaskText
 from kernelwright.records import RunDirectory
 
 TOKEN = "correct-horse-battery"
@@ -239,7 +239,7 @@ def test_a_device_that_is_not_there_is_infrastructure(place, capsys):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
-    from kernelwright.pools.service import server
+    from kernelwright.execution.service import server
 
     def ready_then_signal(app, queue, listener, drain_s, ready):
         def on_ready():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.errors import UsageError
+from kernelwright.execution.service.protocol import SettingsRequest
+from kernelwright.execution.service.queue import resolve
 from kernelwright.judge import Settings
-from kernelwright.pools.service.protocol import SettingsRequest
-from kernelwright.pools.service.queue import resolve
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
 from kernelwright.records.models import HINTS
 from kernelwright.report.bench_table import BenchEntry, Precision, _result

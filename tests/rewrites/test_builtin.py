@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelwright.pools.local import Job, JudgePool
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of

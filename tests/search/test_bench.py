@@ -12,8 +12,8 @@ import pytest
 
 import kernelwright
 from kernelwright.errors import DeviceError, InfrastructureError, UsageError
+from kernelwright.execution.local import JudgePool
 from kernelwright.judge import Settings
-from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.report.bench_table import Precision
 from kernelwright.report.rescore import rescore

@@ -11,8 +11,8 @@ import pytest
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
-from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
 from kernelwright.records import Candidate, RunDirectory
+from kernelwright.records.compiling import Compiles, compiles, uses_inductor
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize

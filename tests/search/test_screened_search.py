@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kernelwright.execution.local import JudgePool
 from kernelwright.judge import Settings
-from kernelwright.pools.local import JudgePool
 from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.screened import (
     _WORTH,
@@ -20,7 +20,7 @@ from kernelwright.records.screened import (
 )
 from kernelwright.rewrites.wrappers import WRAPPERS
 from kernelwright.search import optimize as searching
-from tests.pools.test_screening import DIES, TASK, WRONG
+from tests.execution.test_screening import DIES, TASK, WRONG
 from tests.quick import exhaustive_but
 from tests.samples import BarePool, accepted, module, rejected
 

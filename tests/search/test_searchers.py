@@ -17,7 +17,7 @@ from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Screened, screened_of
 from kernelwright.search import searchers as searching
 from kernelwright.search.searchers import FEW_AT_ONCE, Others, ScreenJob, Searchers
-from tests.pools.test_screening import TASK
+from tests.execution.test_screening import TASK
 
 
 @pytest.mark.exhaustive

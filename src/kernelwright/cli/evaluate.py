@@ -49,8 +49,8 @@ def command(
     settings = options.judge_settings(**judge)
 
     from kernelwright.errors import CandidateError
+    from kernelwright.execution.generated import without_advice_on_generated
     from kernelwright.judge import Judge
-    from kernelwright.pools.generated import without_advice_on_generated
     from kernelwright.records import Candidate, RunDirectory
     from kernelwright.tasks import load_task, read_source
     from kernelwright.version import __version__

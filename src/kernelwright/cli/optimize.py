@@ -25,7 +25,7 @@ from kernelwright.cli.output import (
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from kernelwright.pools.zygotes import Zygotes
+    from kernelwright.execution.zygotes import Zygotes
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
     from kernelwright.report.standing import Beside
@@ -152,7 +152,7 @@ def command(
 
 def _zygotes(device: str) -> Zygotes:
     """What screening will fork from, by what the device seems to be: torch, which knows, is not imported yet."""
-    from kernelwright.pools.zygotes import Zygotes
+    from kernelwright.execution.zygotes import Zygotes
 
     return Zygotes("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
 

@@ -13,8 +13,8 @@ from kernelwright.cli import options
 from kernelwright.cli.output import INTERRUPTED, say
 
 if TYPE_CHECKING:
+    from kernelwright.execution.evaluator import Evaluator
     from kernelwright.judge import Settings
-    from kernelwright.pools.evaluator import Evaluator
 
 
 @click.command("serve", short_help="The judge as an HTTP reward service.")
@@ -90,11 +90,11 @@ def command(
 
     import logging
 
+    from kernelwright.execution.service import server
+    from kernelwright.execution.service.app import create_app
+    from kernelwright.execution.service.queue import EvaluationQueue
+    from kernelwright.execution.service.store import EvaluationStore
     from kernelwright.judge.isolation import sandbox
-    from kernelwright.pools.service import server
-    from kernelwright.pools.service.app import create_app
-    from kernelwright.pools.service.queue import EvaluationQueue
-    from kernelwright.pools.service.store import EvaluationStore
 
     # Candidates run as the same user: they must not find the token in this process.
     sandbox.hide_memory()
@@ -117,7 +117,7 @@ def command(
                 say("no token: every user of this machine can call this service, and run code as you through it")
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-        logging.getLogger("kernelwright.pools.service").setLevel(logging.INFO)
+        logging.getLogger("kernelwright.execution.service").setLevel(logging.INFO)
         number = server.run(create_app(queue, token), queue, listener, drain_s, ready)
     say(f"ended: {options.kept_in(out)}")
     return INTERRUPTED if number == signal.SIGINT else 0
@@ -125,8 +125,8 @@ def command(
 
 def _here(stack: ExitStack, device: str, settings: Settings, per_device: int | None) -> tuple[list[Evaluator], str, None]:
     """One pool of a single slot for each judge, so that each can be given its next job by itself."""
+    from kernelwright.execution.local import JUDGES_PER_GPU, JudgePool
     from kernelwright.judge import devices_of
-    from kernelwright.pools.local import JUDGES_PER_GPU, JudgePool
 
     devices = devices_of(device)
     kind = devices[0].partition(":")[0]
@@ -139,7 +139,7 @@ def _on_ray(
     stack: ExitStack, device: str, settings: Settings, per_device: int | None, address: str
 ) -> tuple[list[Evaluator], str, list[str]]:
     """One pool, as often as it has slots: several threads may use it."""
-    from kernelwright.pools.ray_pool import RayPool
+    from kernelwright.execution.ray_pool import RayPool
 
     pool = stack.enter_context(RayPool(settings, device=device, address=address, per_gpu=per_device or 1))
     return [pool] * pool.slots, pool.device, pool.hardware

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.records import Evaluation, Task
 
 SUSPICIOUS_SPEEDUP = 3.0

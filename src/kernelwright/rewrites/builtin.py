@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import OWN_POLICY, Screened, steady
 from kernelwright.rewrites import emit, fusion, products, wrappers

@@ -18,9 +18,9 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from kernelwright.cores import cores_of_each
 from kernelwright.errors import DeviceError, KernelwrightError, UsageError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.report.bench_table import Precision
 from kernelwright.report.rows import BASELINE_POLICY

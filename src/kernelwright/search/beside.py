@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
 from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.judge import Settings
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.improvement import AUDITS_MAX, FEWEST
 from kernelwright.records.screened import OWN_POLICY, confirmed_best

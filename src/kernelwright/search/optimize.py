@@ -17,13 +17,13 @@ from typing import Any
 
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import JUDGES_PER_GPU, Job, JudgePool
+from kernelwright.execution.screening import ScreeningPool
+from kernelwright.execution.zygotes import Zygotes
 from kernelwright.judge import Settings, resolve_device
-from kernelwright.pools.compiling import Compiles
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool
-from kernelwright.pools.screening import ScreeningPool
-from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.compiling import Compiles
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import (
     JUDGED,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kernelwright.errors import NothingUsableError
-from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.policy import Context, Policy
 from kernelwright.records.screened import Screened
 from kernelwright.search.schedule import is_worth_its_compiler, next_of

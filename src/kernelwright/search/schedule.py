@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from kernelwright.judge import Settings
-from kernelwright.pools.compiling import Compiles, compiles
 from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.screened import Screened, confirmed_best, next_owed, ranked
 
 SETTLED_ROOM = 1.1

@@ -25,14 +25,14 @@ import torch
 
 from kernelwright.cores import cores_beside, timing_core
 from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.execution.screening import ScreeningPool, ran_out
+from kernelwright.execution.visible import see_one_gpu
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.compiling import Compiles
-from kernelwright.pools.screening import ScreeningPool, ran_out
-from kernelwright.pools.visible import see_one_gpu
 from kernelwright.records import Task
+from kernelwright.records.compiling import Compiles
 from kernelwright.records.screened import Screened
 from kernelwright.search.policies import policy_named
 from kernelwright.search.proposals import Proposals

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kernelwright.cores import cores_of_each
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 from kernelwright.judge import Settings, devices_of
-from kernelwright.pools.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import JUDGED, Screened, confirmed_best, is_clear, is_named

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kernelwright.deploy.compose import capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.gpu.launch_spec import KernelLaunch, Target
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 
 TECHNIQUE = "tuned-schedule"

@@ -17,8 +17,8 @@ from kernelwright.contrastive.hacks import (
 from kernelwright.contrastive.hacks.checker import stricter
 from kernelwright.contrastive.hacks.prompt import conversation
 from kernelwright.errors import TaskError, UsageError
+from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Judge, Settings
-from kernelwright.pools.local import Job, JudgePool
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernelwright.contrastive.prompts import whole_source
 from kernelwright.contrastive.stages.context import ConfiguredJudges, Deadline, Judging, ModelAccess, StageContext
-from kernelwright.pools.local import Job, Outcome
+from kernelwright.execution.local import Job, Outcome
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
 from kernelwright.records.policy import Context
 

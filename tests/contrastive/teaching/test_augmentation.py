@@ -197,7 +197,7 @@ def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge
 def test_answers_are_true_about_what_they_were_shown():
     task = toy_tasks(("amber",))[0]
     judge = ToyJudge()
-    from kernelwright.pools.local import Job
+    from kernelwright.execution.local import Job
     from kernelwright.records import Candidate
 
     source = whole_source(task, toy_code(4), "subclass")

@@ -17,8 +17,8 @@ from kernelwright.judge import Judge
 from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.rotation import rotate
 from kernelwright.judge.worker.arena import SharedArena
-from kernelwright.pools.rotation import rotate
 from kernelwright.records import Candidate, Reason, Task
 from tests.judge.snippets import LOCKS
 from tests.quick import exhaustive_but

@@ -12,7 +12,7 @@ from kernelwright.cores import cores_beside
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.zygote import Zygote
-from kernelwright.pools.rotation import rotate
+from kernelwright.judge.timing.rotation import rotate
 from kernelwright.records import Candidate
 from tests.judge.snippets import RELU
 

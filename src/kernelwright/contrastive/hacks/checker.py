@@ -18,10 +18,10 @@ from kernelwright.contrastive.hacks.opinions import Opinion, Vote, opinion_of, p
 from kernelwright.contrastive.hacks.prompt import conversation
 from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
 from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.judge import Judge, Settings
 from kernelwright.models.chat import ChatModel, Completion, Sampling
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, Task
 
 NEIGHBOURS_SHOWN = 5

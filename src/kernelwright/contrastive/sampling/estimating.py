@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
-from kernelwright.pools.local import Job
-from kernelwright.pools.screens import Screens
+from kernelwright.execution.local import Job
+from kernelwright.execution.screens import Screens
 from kernelwright.records import Evaluation, Task, sha256_of
 from kernelwright.records.screened import Screened
 

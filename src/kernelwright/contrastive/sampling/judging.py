@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.errors import InfrastructureError, KernelwrightError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.judge import Settings
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 
 Say = Callable[[str], None]

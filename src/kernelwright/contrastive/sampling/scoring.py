@@ -23,9 +23,9 @@ from kernelwright.contrastive.sampling.estimating import Estimator
 from kernelwright.contrastive.sampling.judging import JudgedRun, Key, Proposal
 from kernelwright.contrastive.sampling.metrics import CHEATING, rollout_metrics
 from kernelwright.contrastive.smoothing import RewardSmoother
+from kernelwright.execution.evaluator import Evaluator
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling
-from kernelwright.pools.evaluator import Evaluator
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.rewards import Reward
 from kernelwright.records.screened import Screened

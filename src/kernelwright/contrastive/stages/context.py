@@ -26,11 +26,11 @@ from kernelwright.contrastive.stages.config import (
 )
 from kernelwright.contrastive.updates.models import load_for_training
 from kernelwright.errors import ConfigError
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import JudgePool
+from kernelwright.execution.screens import Screens
 from kernelwright.judge import Settings, devices_of
 from kernelwright.models.chat import ChatModel
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import JudgePool
-from kernelwright.pools.screens import Screens
 from kernelwright.records import RunDirectory, sha256_of
 from kernelwright.version import __version__
 

@@ -21,16 +21,16 @@ import httpx
 import uvicorn
 
 from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
+from kernelwright.execution.service import queue as queues
+from kernelwright.execution.service import server
+from kernelwright.execution.service.app import create_app
+from kernelwright.execution.service.client import FAILURES_MAX, ServiceClient
+from kernelwright.execution.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
+from kernelwright.execution.service.store import EvaluationStore
 from kernelwright.judge import Settings
-from kernelwright.pools.service import queue as queues
-from kernelwright.pools.service import server
-from kernelwright.pools.service.app import create_app
-from kernelwright.pools.service.client import FAILURES_MAX, ServiceClient
-from kernelwright.pools.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
-from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Evaluation, RunDirectory, Verdict
 from kernelwright.records.rewards import reward_named
-from tests.pools.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeEvaluator, Scripted, Service
+from tests.execution.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeEvaluator, Scripted, Service
 
 
 @pytest.fixture
@@ -595,7 +595,7 @@ def test_the_examples_of_the_page_are_accepted(service, monkeypatch):
         headers={**service.headers, "Content-Type": "application/json"},
     )
     assert response.status_code == 200, response.text
-    monkeypatch.setattr("kernelwright.pools.service.client.ServiceClient", lambda url: Scripted(service).client())
+    monkeypatch.setattr("kernelwright.execution.service.client.ServiceClient", lambda url: Scripted(service).client())
     names = {}
     exec("\n".join(python), names)
     assert names["source"] == json.loads(body)["candidate"]

@@ -6,8 +6,8 @@ import contextlib
 import os
 import subprocess
 
+from kernelwright.execution.zygotes import Zygotes
 from kernelwright.judge.isolation.zygote import Zygote
-from kernelwright.pools.zygotes import Zygotes
 
 
 def test_for_a_gpu_the_compiler_is_imported_from_the_beginning(monkeypatch):

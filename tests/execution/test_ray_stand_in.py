@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.errors import InfrastructureError
+from kernelwright.execution import ray_pool
+from kernelwright.execution.local import Job
+from kernelwright.execution.ray_pool import RayPool
 from kernelwright.judge import Settings
-from kernelwright.pools import ray_pool
-from kernelwright.pools.local import Job
-from kernelwright.pools.ray_pool import RayPool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 
 SETTINGS = Settings.quick(threads=1, timed=False)

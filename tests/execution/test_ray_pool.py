@@ -21,12 +21,12 @@ import pytest
 
 from kernelwright.cli import serve
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, TaskError
+from kernelwright.execution import ray_pool
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job, JudgePool
+from kernelwright.execution.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES
+from kernelwright.execution.ray_pool import RayPool
 from kernelwright.judge import Settings
-from kernelwright.pools import ray_pool
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job, JudgePool
-from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, OBJECT_STORE_BYTES
-from kernelwright.pools.ray_pool import RayPool
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-from kernelwright.pools.local import Job, Outcome
+from kernelwright.execution.local import Job, Outcome
 
 
 @runtime_checkable

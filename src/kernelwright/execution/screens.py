@@ -12,10 +12,10 @@ import torch
 
 from kernelwright.cores import timing_core
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.local import Job
+from kernelwright.execution.screening import ScreeningPool
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.local import Job
-from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
 

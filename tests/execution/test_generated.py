@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kernelwright.execution.generated import KNOWN, beside_generated, without_advice_on_generated
 from kernelwright.judge.check import guard
-from kernelwright.pools.generated import KNOWN, beside_generated, without_advice_on_generated
 from kernelwright.records import Evaluation, Label, Task, Verdict
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
@@ -85,7 +85,7 @@ def test_generated_code_is_not_suspicious(text):
 
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
-        monkeypatch.setattr("kernelwright.pools.generated.KNOWN", KNOWN - {one})
+        monkeypatch.setattr("kernelwright.execution.generated.KNOWN", KNOWN - {one})
         assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, FP16, *SPLIT.values(), SEARCHED, RECURRENT])), one
 
 

@@ -5,7 +5,8 @@ baseline serves the whole measurement. Nobody attacks: the baselines are this pa
 is believed and outputs are compared as loosely as KernelBench does, or more loosely where eager itself is far from the
 truth: through a hundred batch norms in training mode rounding grows until PyTorch's own modes have little in common.
 
-It lies outside the judge for the same reason: no candidate's code runs here, and no candidate is accepted by it.
+No candidate's code runs here, and no candidate is accepted by it. It belongs to the trusted part all the same: the ratios
+to stock baselines that a run publishes are its numbers.
 """
 
 from __future__ import annotations

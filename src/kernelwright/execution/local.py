@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import ClassVar, TypeVar
 
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.execution.judge_process import JudgeProcess
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.judge_process import JudgeProcess
 from kernelwright.records import Candidate, Evaluation, Task
 
 _TRIES = 2

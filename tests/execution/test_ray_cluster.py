@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kernelwright.errors import DeviceError, InfrastructureError
+from kernelwright.execution.local import Job
+from kernelwright.execution.ray_cluster import connect
+from kernelwright.execution.ray_pool import RayPool
 from kernelwright.judge import Settings
-from kernelwright.pools.local import Job
-from kernelwright.pools.ray_cluster import connect
-from kernelwright.pools.ray_pool import RayPool
 from kernelwright.records import Candidate
+from tests.execution.test_ray_pool import SETTINGS, fake_pool, job, run
 from tests.judge.snippets import RELU, candidate
-from tests.pools.test_ray_pool import SETTINGS, fake_pool, job, run
 
 ray = pytest.importorskip("ray")
 

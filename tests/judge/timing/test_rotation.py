@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
+from kernelwright.execution import rotation
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check.trial import RejectionError
-from kernelwright.pools import rotation
-from kernelwright.pools.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
+from kernelwright.judge.timing.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
 from kernelwright.records import Candidate, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
 from tests.judge.snippets import RELU, baseline, candidate, task
@@ -107,7 +107,7 @@ def test_where_rounding_explains_nothing_the_tolerance_stays(judge: Judge):
 
 
 def test_short_rounds_go_on_for_a_while_and_not_for_ever(judge: Judge, monkeypatch):
-    monkeypatch.setattr("kernelwright.pools.rotation.BLOCKS_MAX", SETTINGS.blocks + 2)
+    monkeypatch.setattr("kernelwright.judge.timing.rotation.BLOCKS_MAX", SETTINGS.blocks + 2)
     found = rotate(judge, RELU, [SAME], settings=SETTINGS.model_copy(update={"triple_s": 60.0}))
     assert [len(one.blocks) for one in found] == [SETTINGS.blocks + 2]
 

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
+from kernelwright.execution.screening import ScreeningPool
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.zygote import Zygote
-from kernelwright.pools.screening import ScreeningPool
 from kernelwright.records import Candidate, Contract, Reason, Task
 from tests.quick import exhaustive_but
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernelwright.cores import cores_beside
 from kernelwright.errors import KernelwrightError
+from kernelwright.execution.generated import without_advice_on_generated
+from kernelwright.execution.visible import see_one_gpu
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.generated import without_advice_on_generated
-from kernelwright.pools.visible import see_one_gpu
 from kernelwright.records import Candidate, Evaluation, Task
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _do(
         candidates = [Candidate.model_validate_json(one) for one in candidates_json]
         settings = Settings.model_validate_json(changed) if changed else None
         if together:
-            from kernelwright.pools.rotation import rotate  # imports torch, as the judge has done by now
+            from kernelwright.judge.timing.rotation import rotate  # imports torch, as the judge has done by now
 
             found = rotate(judge, task, candidates, settings=settings, alone=alone)
         else:

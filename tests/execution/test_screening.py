@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
+from kernelwright.execution import screening
+from kernelwright.execution import screens as screens_module
+from kernelwright.execution.local import Job
+from kernelwright.execution.screening import SPARED_BYTES, ScreeningPool, ScreeningProcess, device_limit_bytes
+from kernelwright.execution.screens import Screens
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker
-from kernelwright.pools import screening
-from kernelwright.pools import screens as screens_module
-from kernelwright.pools.compiling import Compiles
-from kernelwright.pools.local import Job
-from kernelwright.pools.screening import SPARED_BYTES, ScreeningPool, ScreeningProcess, device_limit_bytes
-from kernelwright.pools.screens import Screens
 from kernelwright.records import Candidate, Reason, Task
+from kernelwright.records.compiling import Compiles
 from kernelwright.records.screened import screened_of
 from tests.samples import module
 

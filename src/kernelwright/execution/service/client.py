@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kernelwright.config import require_http_url
 from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
-from kernelwright.pools.service.protocol import (
+from kernelwright.execution.service.protocol import (
     TOKEN_VARIABLE,
     ErrorBody,
     ErrorCode,

@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import Any
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
+from kernelwright.execution.generated import without_advice_on_generated
+from kernelwright.execution.local import _TRIES, Job, Outcome, spread
+from kernelwright.execution.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.generated import without_advice_on_generated
-from kernelwright.pools.local import _TRIES, Job, Outcome, spread
-from kernelwright.pools.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.records import Candidate, Evaluation, Task
 
 START_LIMIT_S = 600.0

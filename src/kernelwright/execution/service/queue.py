@@ -24,11 +24,11 @@ from kernelwright.errors import (
     TaskError,
     UsageError,
 )
+from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job, Outcome
+from kernelwright.execution.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
+from kernelwright.execution.service.store import EvaluationStore
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
-from kernelwright.pools.evaluator import Evaluator
-from kernelwright.pools.local import Job, Outcome
-from kernelwright.pools.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
-from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Candidate, Contract, Evaluation, Task, sha256_of
 from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.source import check_task_source

@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernelwright.errors import InternalError, KernelwrightError, QueueFullError, ShuttingDownError, TaskError, UsageError
-from kernelwright.pools.local import Outcome
-from kernelwright.pools.service.protocol import (
+from kernelwright.execution.local import Outcome
+from kernelwright.execution.service.protocol import (
     BODY_LIMIT_BYTES,
     ErrorBody,
     ErrorCode,
@@ -30,7 +30,7 @@ from kernelwright.pools.service.protocol import (
     State,
     explained,
 )
-from kernelwright.pools.service.queue import EvaluationQueue, PendingEvaluation
+from kernelwright.execution.service.queue import EvaluationQueue, PendingEvaluation
 from kernelwright.records.rewards import Reward, reward_named
 from kernelwright.version import __version__
 

@@ -8,11 +8,11 @@ import httpx
 from fastapi.testclient import TestClient
 
 from kernelwright.errors import InfrastructureError, TaskError
+from kernelwright.execution.service.app import create_app
+from kernelwright.execution.service.client import ServiceClient
+from kernelwright.execution.service.queue import EvaluationQueue
+from kernelwright.execution.service.store import EvaluationStore
 from kernelwright.judge import Settings
-from kernelwright.pools.service.app import create_app
-from kernelwright.pools.service.client import ServiceClient
-from kernelwright.pools.service.queue import EvaluationQueue
-from kernelwright.pools.service.store import EvaluationStore
 from kernelwright.records import Evaluation, Reason, Verdict
 
 TOKEN = "correct-horse-battery"

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.execution import judge_process
+from kernelwright.execution import local as pool
+from kernelwright.execution.judge_process import JudgeProcess
+from kernelwright.execution.local import Job, JudgePool, RotationJob
 from kernelwright.judge import Settings
-from kernelwright.pools import judge_process
-from kernelwright.pools import local as pool
-from kernelwright.pools.judge_process import JudgeProcess
-from kernelwright.pools.local import Job, JudgePool, RotationJob
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but
@@ -475,7 +475,7 @@ def test_an_evaluation_or_an_error_comes_back(monkeypatch):
         judge.seen.append((settings, alone))
         return [evaluation(task) for _ in baselines]
 
-    monkeypatch.setattr("kernelwright.pools.rotation.rotate", rotate)
+    monkeypatch.setattr("kernelwright.judge.timing.rotation.rotate", rotate)
     judge = FakeJudge()
     (value,) = judge_process._do(judge, "cuda:3", *sent(job(4)))
     assert Evaluation.model_validate_json(value) == evaluation(job(4).task).model_copy(update={"device": "cuda:3"})
@@ -641,7 +641,7 @@ def ignores_interrupts(status: Path) -> bool:
 def test_a_pool_process_does_not_outlive_a_killed_run():
     code = (
         "import os, signal\n"
-        "from kernelwright.judge import Settings\nfrom kernelwright.pools.judge_process import JudgeProcess\n"
+        "from kernelwright.judge import Settings\nfrom kernelwright.execution.judge_process import JudgeProcess\n"
         "if __name__ == '__main__':\n"
         "    member = JudgeProcess('cpu', Settings.quick())\n"
         "    print(member._process.pid, flush=True)\n"

@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.pools.service.protocol import TOKEN_VARIABLE
-from kernelwright.pools.service.queue import EvaluationQueue
+from kernelwright.execution.service.protocol import TOKEN_VARIABLE
+from kernelwright.execution.service.queue import EvaluationQueue
 
 TOKEN_CHARACTERS_MIN = 16
 """Fewest characters of a token: shorter ones can be guessed."""

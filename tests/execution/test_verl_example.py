@@ -17,7 +17,7 @@ pytest.importorskip("httpx")
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.records.rewards import reward_named
-from tests.pools.fakes import LIMIT_S, TASK, Scripted, Service
+from tests.execution.fakes import LIMIT_S, TASK, Scripted, Service
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl"
 

@@ -33,15 +33,15 @@ import torch
 
 from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
+from kernelwright.execution.local import spread
+from kernelwright.execution.zygotes import Zygotes
 from kernelwright.judge.isolation.folder import JudgeFolder
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
 from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
-from kernelwright.pools.compiling import Compiles, compiles, uses_inductor
-from kernelwright.pools.local import spread
-from kernelwright.pools.zygotes import Zygotes
 from kernelwright.records import Candidate, Reason, Task
+from kernelwright.records.compiling import Compiles, compiles, uses_inductor
 from kernelwright.records.screened import Screened, screened_of
 from kernelwright.seconds import counted, utc_now
 from kernelwright.tasks import device_is_full
