@@ -1,0 +1,290 @@
+"""Replays published records through the decisions of a search, one record at a time.
+
+Published estimates may lack their source. `Records` gives each of these a text that names the same compiler, and a hash
+that fits the text, so that every decision has what it had in the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelwright.judge import Settings
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.canonical import sha256_of
+from kernelwright.records.screened import (
+    JUDGED,
+    Screened,
+    confirmed_best,
+    is_clear,
+    is_named,
+    next_owed,
+    next_to_confirm,
+    next_to_judge,
+)
+from kernelwright.report.bench_table import BenchEntry, task_results
+from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.report.standing import _searched, standings
+from kernelwright.search.beside import best_measured, floor_of, settling_of
+from kernelwright.search.optimize import history_of, nearest_miss
+from kernelwright.search.schedule import TaskState, judging_bytes, next_of, promise, room
+from kernelwright.search.suite import SuiteSearch
+from kernelwright.search.tuning import variants
+from kernelwright.tasks.entries import Suite, SuiteEntry
+
+Record = Screened | Evaluation
+PREFIXES = 6
+"""Prefixes of each run at which the whole suite is asked what comes next."""
+ASKED = 4
+"""Pieces of work of each kind that are asked for at a prefix."""
+
+
+class Records:
+    """Records of a published run in the order in which they were made."""
+
+    def __init__(self, folder: Path) -> None:
+        run = RunDirectory(folder)
+        self.config: dict[str, Any] = run.read_json("config.json") or {}
+        self.exhausted: list[str] = run.read_json("exhausted.json") or []
+        evaluations, screened = list(run.evaluations()), list(run.screened())
+        tasks = [Task.model_validate(one) for one in run.read_json("tasks.json") or []]
+        if not tasks:
+            tasks = [Task(id=self.config["task"], source=self.config["task_source"])]
+        self.tasks = {task.sha256: task for task in tasks}
+        sources = {one.candidate_sha256: one.source for one in evaluations if one.source}
+        looks = [_with_source(one, sources.get(one.candidate_sha256, one.source)) for one in screened]
+        made: list[Record] = [*looks, *evaluations]
+        self.made = sorted((one for one in made if one.task_sha256 in self.tasks), key=_ended)
+
+    def write_prefix(self, folder: Path, count: int) -> RunDirectory:
+        """A run directory that holds the first `count` records."""
+        run = RunDirectory(folder)
+        run.write_json("config.json", self.config)
+        run.write_json("exhausted.json", self.exhausted if count == len(self.made) else [])
+        for name, kind in (("screened.jsonl", Screened), ("evaluations.jsonl", Evaluation)):
+            lines = [one.model_dump_json() for one in self.made[:count] if isinstance(one, kind)]
+            run.write_text(name, "".join(line + "\n" for line in lines))
+        return run
+
+    @property
+    def prefixes(self) -> list[int]:
+        """Lengths of the prefixes at which the whole suite is asked."""
+        return sorted({len(self.made) * number // PREFIXES for number in range(PREFIXES + 1)})
+
+
+def _with_source(look: Screened, source: str) -> Screened:
+    if not source:
+        compiler = ""
+        if any("max-autotune" in name for name in look.techniques):
+            compiler = "torch.compile max-autotune"
+        elif any("compile" in name for name in look.techniques):
+            compiler = "torch.compile"
+        source = f"# {look.candidate_sha256} {compiler}\n"
+        look = look.model_copy(update={"parent": None})  # without its text it has no knobs to compare
+    return look.model_copy(update={"source": source, "candidate_sha256": sha256_of(source)})
+
+
+def _ended(record: Record) -> tuple[str, float, str]:
+    return record.started, record.elapsed_s, record.candidate_sha256
+
+
+def short(value: object) -> str:
+    """Eight digits of a hash of a value's JSON."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _id(record: Record | Candidate | None) -> str | None:
+    if record is None:
+        return None
+    return (record.sha256 if isinstance(record, Candidate) else record.candidate_sha256)[:8]
+
+
+@dataclass
+class TaskReplay:
+    """Decisions on one task, asked after each of its records."""
+
+    task: Task
+    budget: int
+    count: int
+    proposals: list[Candidate]
+    """Candidates of the task in the order in which they were screened."""
+    state: TaskState = field(init=False)
+    own: list[Evaluation] = field(default_factory=list)
+    baselines: list[Evaluation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = TaskState(self.task)
+
+    def add(self, record: Record) -> None:
+        """Take in one record."""
+        if isinstance(record, Screened):
+            self.state.screened.append(record)
+            limit, tunes = self.state.next_round(self.budget, True)
+            if len(self.state.screened) >= limit:
+                self.state.end_round(limit, tunes)
+        elif record.policy == BASELINE_POLICY:
+            self.baselines.append(record)
+        else:
+            self.own.append(record)
+            (self.state.confirmed if record.confirms else self.state.judged)[record.candidate_sha256] = record
+
+    def decisions(self) -> dict[str, Any]:
+        """What follows from the records so far."""
+        state, looks = self.state, self.state.screened
+        judged, confirmed = state.judged, state.confirmed
+        seen = {one.candidate_sha256 for one in looks}
+        waiting = [one for one in self.proposals if one.sha256 not in seen]
+        chosen = next_to_judge(looks, {**confirmed, **judged}, self.count)
+        status, reason = _searched(looks, self.own, self.count)
+        near, settling = state.near_miss, settling_of(state, self.baselines, Settings())
+        return {
+            "judge": _id(chosen),
+            "named": chosen is not None and is_named(chosen.candidate_sha256, looks, judged),
+            "confirm": _id(next_to_confirm(judged, confirmed)),
+            "pending": _id(next_owed(looks, judged, confirmed, self.count)),
+            "clear": [is_clear(one) for one in self.own],
+            "best": _id(confirmed_best(confirmed.values())),
+            "near": _id(near),
+            "settling": settling.settings.model_dump(mode="json") if settling and settling.settings else None,
+            "best_baseline": best_measured(self.task, self.baselines),
+            "fallback": _id(floor_of(state, self.baselines)),
+            "round": state.next_round(self.budget, True),
+            "settled": state.is_settled,
+            "screened": [state.is_screened(self.budget, True), state.is_screened(self.budget, False)],
+            "worth": [round(room(looks), 6), round(promise(looks), 6), judging_bytes(looks)],
+            "next": _id(next_of(waiting, [], looks, lambda kind: True)),
+            "status": str(status),
+            "reason": reason,
+        }
+
+
+def task_lines(records: Records) -> Iterator[str]:
+    """One line after each record, `TASK HASH` of all decisions on its task, and one line for each task in the end."""
+    budget, count = records.config.get("budget") or 24, records.config.get("judge") or JUDGED
+    looked: defaultdict[str, list[Candidate]] = defaultdict(list)
+    for one in records.made:
+        if isinstance(one, Screened):
+            looked[one.task_sha256].append(one.candidate())
+    replays = {name: TaskReplay(task, budget, count, looked[name]) for name, task in records.tasks.items()}
+    for record in records.made:
+        replay = replays[record.task_sha256]
+        replay.add(record)
+        yield f"{replay.task.id} {short(replay.decisions())}"
+    for replay in replays.values():
+        knobs = variants(replay.state.screened, {one.candidate_sha256 for one in replay.state.screened}, 4)
+        end = replay.decisions() | {"variants": [_id(one) for one in knobs]}
+        shown = {name: end[name] for name in ("judge", "confirm", "best", "near", "fallback", "status", "reason")}
+        yield f"{replay.task.id} {short(end)} {json.dumps(shown)}"
+
+
+class _Taking:
+    """A pool, and processes that screen, which take work and do none of it."""
+
+    slots = at_once = 64
+    waiting = 0
+    want_a_device = False
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+
+    def evaluate(self, work: Iterable[Any], stop: Any = None) -> Iterator[Any]:
+        for one in work:
+            if one is None or len(self.taken) == ASKED:
+                return
+            self.taken.append(one)
+        yield from ()
+
+    screen = rotate = evaluate
+
+    def close(self) -> None:
+        """End nothing."""
+
+
+def suite_lines(records: Records, folder: Path) -> Iterator[str]:
+    """Work that a suite's search would begin at some prefixes, and how its tasks stand there."""
+    suite = Suite(records.config.get("suite", "one"), tuple(map(SuiteEntry, records.tasks.values())))
+    count = records.config.get("judge") or JUDGED
+    baselines = records.config.get("baselines") or []
+    for length in records.prefixes:
+        run = records.write_prefix(folder / str(length), length)
+        for minutes in (None, 1e6):
+            yield f"{length} {minutes and 'limited'} {json.dumps(_work_of(run, suite, records, baselines, count, minutes))}"
+        yield f"{length} ends {json.dumps(_ends(run, suite))}"
+
+
+def _work_of(
+    run: RunDirectory, suite: Suite, records: Records, baselines: Sequence[str], count: int, minutes: float | None
+) -> dict[str, Any]:
+    """The next pieces of work of each kind, in turn, where none is at work: screening, judging while the baselines are
+    still measured and after that, and baselines."""
+    found: dict[str, Any] = {}
+
+    def begin() -> tuple[SuiteSearch, _Taking]:
+        settings = Settings.model_validate(records.config["settings"]) if "settings" in records.config else Settings()
+        search = SuiteSearch(
+            run, suite, _Named(), ["cuda:0"], settings, records.config.get("budget") or 24, count, minutes, None
+        )
+        search._judging_begins.set()
+        return search, _Taking()
+
+    search, taking = begin()
+    search.screen(taking)
+    found["screen"] = [[one.task.id, one.budget, one.tunes, len(one.earlier)] for one in taking.taken]
+    for name in ("judge-beside-baselines", "judge-after"):
+        search, taking = begin()
+        search._screening_over.set()
+        if name == "judge-beside-baselines":
+            search._baselines_over.clear()
+            search._ended.wait = lambda timeout, ended=search._ended: ended.set()
+        search.judge(taking)
+        found[name] = [_job(one) for one in taking.taken]
+    search, taking = begin()
+    search._screening_over.set()
+    search._baselines_over.clear()
+    search.measure(suite, baselines, taking)
+    found["baselines"] = [
+        [one.task.id, [each.techniques[0] for each in one.baselines], one.memory_bytes] for one in taking.taken
+    ]
+    return found
+
+
+class _Named:
+    name, look = "builtin", "screened"
+
+    def propose(self, context: Any, count: int) -> list[Candidate]:
+        return []
+
+
+def _job(job: Any) -> list[Any]:
+    changed = job.settings.model_dump(include={"until_certain", "processes_min", "processes_max", "audits"})
+    return [job.task.id, _id(job.candidate), _id(job.rival), list(changed.values()), job.memory_bytes]
+
+
+def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:
+    """How the tasks stand, by a hash, what is handed out, what came nearest, and what the policy is told."""
+    winners = {
+        entry.task.id: best
+        for entry in suite.entries
+        if (best := confirmed_best(one for one in run.evaluations() if one.task_sha256 == entry.task.sha256))
+    }
+    entries = [
+        BenchEntry(
+            entry.task.id, entry.task.sha256, None, best.candidate_sha256 if (best := winners.get(entry.task.id)) else None
+        )
+        for entry in suite.entries
+    ]
+    lines = standings(run, task_results(run, entries, {}))
+    return {
+        "lines": short(lines),
+        "status": {
+            name: sum(line["outcome"] == name for line in lines) for name in sorted({one["outcome"] for one in lines})
+        },
+        "handed_out": [line["task"] for line in lines if line["ahead"]],
+        "near": [_id(nearest_miss(run, entry.task)) for entry in suite.entries],
+        "history": short([[_id(one) for one in history_of(run, entry.task)] for entry in suite.entries]),
+    }
