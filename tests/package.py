@@ -47,5 +47,5 @@ def contents_of(path: Path) -> Contents:
 
 
 def modules() -> list[Path]:
-    """Those of the package, tasks as data left out."""
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "data")
+    """Those of the package."""
+    return sorted(PACKAGE.rglob("*.py"))

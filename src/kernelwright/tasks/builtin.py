@@ -1,4 +1,4 @@
-"""Loads the built-in suite: the files of `data`, each one task in KernelBench's format, read as text and never imported.
+"""Loads the built-in suite: the `.task` files of `data`, each the Python text of one task in KernelBench's format.
 
 The first line of a task's docstring says its class, before the colon, and what bounds it. Sizes are small enough for one
 CPU core: an eager forward takes about 0.3 to 30 ms. Inputs are signed and outputs depend on all of them, so that no constant
@@ -50,7 +50,7 @@ _DIRECTORY = Path(__file__).parent / "data"
 @cache
 def builtin_names() -> tuple[str, ...]:
     """Ids of the built-in tasks, in alphabetical order."""
-    return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.py")))
+    return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.task")))
 
 
 def builtin_tasks() -> list[Task]:
@@ -70,7 +70,7 @@ def builtin_task(name: str) -> Task:
             f"Wanted a task: a Python file, one of the {len(names)} built-in ids, or an id such as "
             f"kernelbench/level1/1 with --path; found {name!r}, which is none of them." + near_names(name, names)
         )
-    source = (_DIRECTORY / f"{name}.py").read_text(encoding="utf-8")
+    source = (_DIRECTORY / f"{name}.task").read_text(encoding="utf-8")
     return Task(id=name, source=source, origin=f"builtin:{name}")
 
 

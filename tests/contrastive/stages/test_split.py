@@ -9,7 +9,7 @@ from kernelwright.contrastive.stages.split import clusters_of, resemblance, shin
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_task
-from kernelwright.tasks.generated.families import family_of, family_tasks
+from kernelwright.tasks.generated import family_of, family_tasks
 
 
 def renamed(task: Task, **words: str) -> Task:

@@ -16,8 +16,7 @@ from kernelwright.contrastive.stages.config import TasksSection
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.builtin import builtin_tasks
-from kernelwright.tasks.generated.device_bound import device_bound_tasks
-from kernelwright.tasks.generated.families import family_of, family_tasks
+from kernelwright.tasks.generated import device_bound_tasks, family_of, family_tasks
 from kernelwright.tasks.suites import task_from_file
 
 SHINGLE = 4

@@ -19,7 +19,7 @@ from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.rewrites import wrappers
-from kernelwright.tasks.generated.families import DEVICE_BOUND, variations
+from kernelwright.tasks.generated import DEVICE_BOUND, variations
 
 
 def teacher_named(name: str, form: AnswerForm, answer_chars: int, attempts: int) -> Policy:

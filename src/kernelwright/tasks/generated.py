@@ -1,40 +1,108 @@
-"""Generates tasks: a source of values, one or two pointwise parts and a tail, each wasting work in its own way or not.
+"""Generates tasks to train on: a source of values, one or two pointwise parts and a tail, most of which waste work.
 
 The built-in suite has one task for each idea; training needs many. A family is a combination of parts, such as
-`linear+mish+rms-norm` or `linear+mish+clamps+rms-norm`, and its tasks differ in size only. A part knows its wasteful
-spelling, which goes into the task, and others that compute the same, better, no better or worse, which `variations` puts
-together for teachers of the supervised stage. None of them is trusted to be right: the judge decides.
+`linear+mish+rms-norm` or `linear+mish+clamps+rms-norm`, and its tasks differ in size only. The parts are in
+`data/families.toml`. A part has its wasteful spelling, which goes into the task, and others that compute the same, better,
+no better or worse, which `variations` puts together for teachers of the supervised stage. None of them is trusted to be
+right: the judge decides.
+
+Tasks bound by the device (`device_bound_tasks`) take 0.3 to 3 ms on an H200, of which a CUDA graph saves next to nothing.
+Their further parts are in `data/device_bound.toml`, in sizes at which memory or arithmetic is busy throughout, so that only
+less work makes them faster. Some sources and tails are kept out of training altogether: half of the held-out tasks have one
+of these.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
 from kernelwright.records import Task
-from kernelwright.tasks.generated import device_bound_parts
-from kernelwright.tasks.generated.family_parts import POINTWISE, SOURCES, TAILS, Part, Source
 
 PREFIX = "families/"
 DEVICE_BOUND = "device-bound/"
-"""Beginning of the ids of those that `device_bound.py` generates."""
+"""Beginning of the ids of `device_bound_tasks`."""
 
 ROWS = (64, 512, 2048, 8192)
 WIDTHS = (256, 512, 1024)
-"""Sizes are drawn from these: from calls that are all launch overhead to ones that are bound by memory or arithmetic."""
-
+"""Sizes of families, from calls that are all launch overhead to ones that are bound by memory or arithmetic."""
 
 MOST_SPELLINGS = 80
 """Combinations of spellings that are kept of a task, besides its own. Our choice."""
-Parts = tuple[Part, ...]
-"""A source, pointwise parts, a tail."""
 _WIDE_TAILS = ("as-is", "softmax", "rms-norm", "layer-norm", "unit-length", "shifted-softmax")
 """Tails that return whole rows."""
 BLOCKS = (256, 1024, 4096)
 """Columns a Triton program takes at once in the pointwise template; all are right, not all are fast."""
 WARPS = (1, 4, 16)
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A step of a task: statements that read and write `y`, the rows of a matrix."""
+
+    name: str
+    about: str
+    """Description in the task's docstring."""
+    lines: tuple[str, ...]
+    """The spelling in the task."""
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other spellings, by technique, the best first; the later ones are right too and gain little or nothing."""
+    triton: tuple[str, ...] | None = None
+    """The same in Triton on a block `y` of one row, with its `mask`; None where Triton has no such form."""
+    arguments: tuple[str, ...] = ()
+    """Inputs of the task that it reads, which no other part of the task has."""
+    inputs: tuple[str, ...] = ()
+    """Expressions that draw them."""
+    modules: tuple[str, ...] = ()
+    """Statements of the constructor, which has `width` and `out`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Part):
+    """The first step: makes `y` from the inputs."""
+
+    arguments: tuple[str, ...] = ("x",)
+    inputs: tuple[str, ...] = ("torch.randn(ROWS, OUT)",)
+    kind: str = "elementwise"
+    """Class of task, as in the built-in suite."""
+
+
+P = TypeVar("P", bound=Part)
+Parts = tuple[Part, ...]
+"""A source, pointwise parts, a tail."""
+
+
+def _read(kind: type[P], file: str, key: str) -> tuple[P, ...]:
+    """The parts under a key of a file of `data`."""
+    tables = tomllib.loads((Path(__file__).parent / "data" / file).read_text(encoding="utf-8"))[key]
+    return tuple(kind(**{name: _frozen(value) for name, value in table.items()}) for table in tables)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _frozen(part) for name, part in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+SOURCES = _read(Source, "families.toml", "sources")
+POINTWISE = _read(Part, "families.toml", "pointwise")
+TAILS = _read(Part, "families.toml", "tails")
+_DEVICE_BOUND_SOURCES = _read(Source, "device_bound.toml", "sources")
+_DEVICE_BOUND_TAILS = _read(Part, "device_bound.toml", "tails")
+_BY_NAME: dict[str, Part] = {
+    part.name: part for part in (*SOURCES, *POINTWISE, *TAILS, *_DEVICE_BOUND_SOURCES, *_DEVICE_BOUND_TAILS)
+}
+
+
+# --- families -------------------------------------------------------------------------------------------------------
 
 
 def family_of(task: Task) -> str | None:
@@ -120,6 +188,130 @@ def method(name: str, arguments: tuple[str, ...], lines: list[str]) -> str:
     return f"    def {name}(self, {', '.join(arguments)}):\n{body}"
 
 
+# --- tasks bound by the device --------------------------------------------------------------------------------------
+
+Sizes = tuple[int, int, int]
+"""`ROWS`, `WIDTH` and `OUT`."""
+
+MINIATURE: Sizes = (64, 32, 64)
+"""Sizes of the same tasks for a CPU: they show that a run works, and nothing about speed."""
+
+NEW_SOURCES = ("kronecker", "linear-attention", "permutation-product", "interleaved")
+NEW_TAILS = ("group-norm", "cosine", "joined-sum", "column-mean-of-product", "reversed-scan", "entropy")
+"""Parts that no training task has."""
+
+_LARGE: tuple[Sizes, ...] = ((16384, 512, 4096), (32768, 512, 2048), (8192, 512, 8192))
+_MEDIUM: tuple[Sizes, ...] = ((8192, 512, 4096), (16384, 512, 2048), (32768, 512, 1024))
+_SQUARE: tuple[Sizes, ...] = ((8192, 512, 2048), (16384, 512, 1024))
+_SIZES: dict[str, tuple[Sizes, ...]] = {
+    "diagonal-left": ((8192, 512, 8192), (16384, 512, 2048)),
+    "diagonal-right": _SQUARE,
+    "kronecker": _SQUARE,
+    "permutation-product": _SQUARE,
+    "scan-by-product": _SQUARE,
+    "summed-products": ((16384, 512, 1024), (4096, 512, 2048)),
+    "product-chain": ((8192, 1024, 64), (16384, 1024, 64)),
+    "one-hot": ((16384, 1024, 2048), (16384, 1024, 1024)),
+    "repeated-mean": _MEDIUM,
+    "linear": ((16384, 256, 2048), (32768, 512, 1024)),
+    "shared-products": ((16384, 1024, 1024), (16384, 512, 2048)),
+    "low-rank": ((16384, 1024, 2048), (16384, 512, 2048)),
+    "gated-product": ((16384, 512, 2048), (8192, 1024, 2048)),
+    "attention": ((65536, 512, 64), (32768, 1024, 64)),
+    "causal-attention": ((65536, 512, 64), (32768, 1024, 64)),
+    "linear-attention": ((65536, 1024, 64), (131072, 512, 64)),
+    "mean-of-product": _MEDIUM,
+    "sum-of-linear": _MEDIUM,
+    "column-mean-of-product": _MEDIUM,
+    "row-dots": ((4096, 512, 2048), (4096, 512, 1024)),
+}
+"""Sizes of tasks with a part that multiplies or repeats; all others are bound by memory, and take a matrix of 256 MiB, or of
+128 MiB with two pointwise parts."""
+_MEMORY_SOURCES = ("input", "transposed-twice", "permuted-blocks", "interleaved", "joined-halves", "outer-sum")
+_FAMILY_TAILS = ("softmax", "log-sum-exp", "rms-norm", "layer-norm", "unit-length", "variance", "row-sum", "scanned-sum")
+_HEAVY_POINTS = (
+    "gelu-formula",
+    "silu",
+    "hard-swish",
+    "no-ops",
+    "clamps",
+    "affine-chain",
+    "common-terms",
+    "mish",
+    "softsign",
+)
+"""Those that take seven passes over memory or more: each task whose source is bound by memory has one."""
+_TWO_POINTS = 0.4
+"""Share of the tasks bound by memory that have a second pointwise part. Our choice."""
+
+Pair = tuple[Source, Part]
+"""A structure: a source and a tail."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBoundTasks:
+    """The tasks of one seed."""
+
+    train: tuple[Task, ...]
+    known: tuple[Task, ...]
+    """Held-out tasks whose source and tail are each in training tasks, but not together."""
+    new: tuple[Task, ...]
+    """Held-out tasks with a source or a tail that no training task has."""
+
+
+def device_bound_tasks(count: int, held_out: int, seed: int = 0, *, miniature: bool = False) -> DeviceBoundTasks:
+    """`count` tasks to train on and `held_out` others, half of them with a new part; the same for the same seed.
+
+    No two have the same structure. With `miniature` they have the same parts in sizes for a CPU.
+    """
+    dice = random.Random(seed)
+    pairs = _pairs()
+    dice.shuffle(pairs)
+    known = [pair for pair in pairs if not _new_parts(pair)]
+    by_memory = [pair for pair in known if pair[0].name in _MEMORY_SOURCES]
+    others = [pair for pair in known if pair[0].name not in _MEMORY_SOURCES]
+    # As many of either kind, as long as there are.
+    mixed = [pair for both in itertools.zip_longest(by_memory, others) for pair in both if pair is not None]
+    of_part = {name: [pair for pair in pairs if _new_parts(pair) == {name}] for name in (*NEW_SOURCES, *NEW_TAILS)}
+    # The new parts in turn, so that each is in as many tasks as any other.
+    new = [pair for turn in itertools.zip_longest(*of_part.values()) for pair in turn if pair is not None]
+    wanted = [count, held_out - held_out // 2, held_out // 2]
+    plan = mixed[: wanted[0] + wanted[1]] + new[: wanted[2]]
+    tasks = iter([_drawn(pair, dice, miniature) for pair in plan])
+    return DeviceBoundTasks(*(tuple(itertools.islice(tasks, size)) for size in wanted))
+
+
+def _pairs() -> list[Pair]:
+    sources = [part for part in (*SOURCES, *_DEVICE_BOUND_SOURCES) if part.name in _MEMORY_SOURCES or part.name in _SIZES]
+    tails = [part for part in TAILS if part.name in _FAMILY_TAILS] + list(_DEVICE_BOUND_TAILS)
+    # Two products in one task would take too long.
+    return [(source, tail) for source in sources for tail in tails if source.name not in _SIZES or tail.name not in _SIZES]
+
+
+def _new_parts(pair: Pair) -> set[str]:
+    return {part.name for part in pair} & {*NEW_SOURCES, *NEW_TAILS}
+
+
+def _drawn(pair: Pair, dice: random.Random, miniature: bool) -> Task:
+    """A task of a structure, with pointwise parts and sizes drawn."""
+    source, tail = pair
+    every = [part for part in POINTWISE if part.name != "dead-scores"]
+    heavy = [part for part in every if part.name in _HEAVY_POINTS]
+    if source.name in _MEMORY_SOURCES:
+        points = [dice.choice(heavy)]
+        if dice.random() < _TWO_POINTS:
+            points.append(dice.choice([part for part in every if part.lines and part not in points]))
+    else:
+        points = [dice.choice(every)]
+    by_name = _SIZES.get(source.name) or _SIZES.get(tail.name)
+    sizes = dice.choice(by_name or (_LARGE if len(points) == 1 else _MEDIUM))
+    parts: Parts = (source, *points, tail)
+    return task_of(DEVICE_BOUND, parts, MINIATURE if miniature else sizes)
+
+
+# --- other ways to compute a task -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Variation:
     """Another way to compute a generated task: text that stands below the task's own module."""
@@ -170,11 +362,6 @@ def _parts(task: Task) -> Parts | None:
     if family is None:
         return None
     return tuple(_BY_NAME[name] for name in family.split("+"))
-
-
-_BY_NAME: dict[str, Part] = {
-    part.name: part for part in (*SOURCES, *POINTWISE, *TAILS, *device_bound_parts.SOURCES, *device_bound_parts.TAILS)
-}
 
 
 def _kernels(parts: Parts) -> Iterator[Variation]:
