@@ -30,6 +30,9 @@ class ToyScreens:
     def __init__(self, factor=1.0, broken=()):
         self.factor, self.broken, self.seen = factor, broken, []
 
+    def prepare(self, tasks):
+        pass
+
     def look(self, jobs):
         for job in jobs:
             if job.task.id in self.broken:
