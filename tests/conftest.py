@@ -133,42 +133,42 @@ def _private_triton_cache(shared_by_workers: Path) -> Iterator[None]:
 
 
 SECRET = "KERNELWRIGHT_TEST_SECRET"
-"""A variable of the environment in which judges and their zygote start, that no worker may see."""
+"""A variable of the environment in which judges and their fork server start, that no worker may see."""
 
 
 @pytest.fixture(scope="session")
-def _one_zygote() -> Iterator[type]:
-    from kernelwright.judge.isolation.zygote import Zygote
+def _one_fork_server() -> Iterator[type]:
+    from kernelwright.judge.isolation.fork_server import ForkServer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SECRET, "hunter2")
-        zygote = Zygote()
+        fork_server = ForkServer()
     owner = os.getpid()
 
-    class OneZygote:
+    class OneForkServer:
         """The one that forks workers for all judges of this process; a forked test process gets one of its own."""
 
-        def __new__(cls, off: int | None = None) -> OneZygote | Zygote:
-            return super().__new__(cls) if os.getpid() == owner else Zygote(off)
+        def __new__(cls, off: int | None = None) -> OneForkServer | ForkServer:
+            return super().__new__(cls) if os.getpid() == owner else ForkServer(off)
 
         def __getattr__(self, name: str) -> object:
-            return getattr(zygote, name)
+            return getattr(fork_server, name)
 
         def close(self) -> None:
             """Left for the end of the session; a judge ends its own workers."""
 
-    yield OneZygote
-    zygote.close()
+    yield OneForkServer
+    fork_server.close()
 
 
 @pytest.fixture
-def one_zygote(_one_zygote: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_fork_server(_one_fork_server: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """Judges that this test makes in this process share what forks their workers: each imports torch otherwise.
 
     For tests of what comes before and after a judge, and of what becomes of its workers. Those of judges and of how they
     start and end start their own.
     """
-    monkeypatch.setattr("kernelwright.judge.judge.Zygote", _one_zygote)
+    monkeypatch.setattr("kernelwright.judge.judge.ForkServer", _one_fork_server)
 
 
 @pytest.fixture(scope="session")

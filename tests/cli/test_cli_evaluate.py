@@ -35,7 +35,7 @@ GOOD = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew("
 CONTRACT = ["verdict", "reason", "detail", "contract", "contracts", "speedup", "speedup_low", "speedup_high"]
 CONTRACT += ["labels", "task", "device", "run"]
 
-pytestmark = pytest.mark.usefixtures("one_zygote")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 @pytest.fixture

@@ -446,11 +446,11 @@ class FakeJudge:
         self.rested = 0
         self.seen = []
 
-    def rest(self):
+    def release_idle(self):
         self.rested += 1
 
-    def evaluate(self, task, candidate, settings=None, alone=None, rival=None):
-        self.seen.append((settings, alone) if rival is None else rival)
+    def evaluate(self, task, candidate, settings=None, alone=None, paired_baseline=None):
+        self.seen.append((settings, alone) if paired_baseline is None else paired_baseline)
         if task.id == "broken":
             raise TaskError("Wanted another task.")
         return evaluation(task)
@@ -525,12 +525,12 @@ def test_the_process_judges_until_the_other_side_hangs_up(monkeypatch, count):
             raise EOFError
         return waiting.pop(0)
 
-    def make(device, settings, zygote):
+    def make(device, settings, fork_server):
         judges.append(FakeJudge())
         return judges[0]
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process, "ForkServer", FakeJudge)
     monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     given_back = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(len(answers)))
@@ -558,12 +558,12 @@ def test_a_process_for_one_gpu_sees_no_other(monkeypatch, device, visible, wante
             raise EOFError
         return waiting.pop()
 
-    def make(device, settings, zygote):
+    def make(device, settings, fork_server):
         devices.append(device)
         return FakeJudge()
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process, "ForkServer", FakeJudge)
     monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:
@@ -582,11 +582,11 @@ def test_a_judge_that_cannot_be_made_is_the_jobs_error_and_the_processs_end(monk
             raise EOFError
         return waiting.pop()
 
-    def make(device, settings, zygote):
+    def make(device, settings, fork_server):
         raise DeviceError("Wanted a GPU.")
 
     monkeypatch.setattr("kernelwright.judge.judge.Judge", make)
-    monkeypatch.setattr(judge_process, "Zygote", FakeJudge)
+    monkeypatch.setattr(judge_process, "ForkServer", FakeJudge)
     monkeypatch.setattr(judge_process.sandbox, "die_with_parent", lambda: None)
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -63,7 +63,7 @@ def make_fake():
         def __init__(self, device, settings):
             self.device = device
 
-        def evaluate(self, task, candidate, *, settings=None, rival=None):
+        def evaluate(self, task, candidate, *, settings=None, paired_baseline=None):
             import os
             import time
             from pathlib import Path
@@ -180,8 +180,8 @@ def actor(device="cpu"):
         if len(judges) == 1 and device == "cuda:0":
             raise DeviceError("Wanted a GPU.")
 
-        def evaluate(task, candidate, *, settings=None, rival=None):
-            told.append((task, candidate, settings) if rival is None else rival)
+        def evaluate(task, candidate, *, settings=None, paired_baseline=None):
+            told.append((task, candidate, settings) if paired_baseline is None else paired_baseline)
             if task.id == "broken":
                 raise TaskError("Wanted another task.")
             return Evaluation(

@@ -60,7 +60,7 @@ def pool():
     gate, began, made = threading.Event(), threading.Event(), []
 
     def make_judge(device, settings):
-        def evaluate(task, candidate, *, settings=None, rival=None):
+        def evaluate(task, candidate, *, settings=None, paired_baseline=None):
             if candidate.source == "die":
                 made[-1].killed.set()
             if candidate.source == "wait":

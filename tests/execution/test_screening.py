@@ -201,7 +201,7 @@ def test_processes_of_a_task_may_start_before_its_candidates_are_there(monkeypat
             return iter([(one, screened_of(TASK, one, correct=True)) for one in candidates])
 
     monkeypatch.setattr(screens_module, "ScreeningPool", FakeScreeningPool)
-    monkeypatch.setattr(screens_module, "Zygote", lambda off: io.StringIO())  # something to close
+    monkeypatch.setattr(screens_module, "ForkServer", lambda off: io.StringIO())  # something to close
     other = Task(id="other", source=TASK.source + "# other\n")
     with Screens(["cuda:0"], SETTINGS) as screens:
         screens.prepare([other])

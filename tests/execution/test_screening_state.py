@@ -9,7 +9,7 @@ import pytest
 
 from kernelwright.execution.screening import ScreeningPool
 from kernelwright.judge import Settings
-from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.records import Candidate, Contract, Reason, Task
 from tests.quick import exhaustive_but
 
@@ -107,7 +107,7 @@ def looks(_one_zygote):
     return partial(looked, _one_zygote())
 
 
-def looked(zygote: Zygote, kept: Kept, settings: Settings, *sources: str):
+def looked(zygote: ForkServer, kept: Kept, settings: Settings, *sources: str):
     with ScreeningPool(kept.task, "cpu", settings, slots=1, zygote=zygote) as pool:
         found = {candidate.source: one for candidate, one in pool.screen(Candidate(source=source) for source in sources)}
     return [found[source] for source in sources]

@@ -7,13 +7,13 @@ import os
 import subprocess
 
 from kernelwright.execution.zygotes import Zygotes
-from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.isolation.fork_server import ForkServer
 
 
 def test_for_a_gpu_the_compiler_is_imported_from_the_beginning(monkeypatch):
     asked, start = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
-    monkeypatch.setattr(Zygote, "import_compiler", lambda self, device_type: asked.append(device_type))
+    monkeypatch.setattr(ForkServer, "import_compiler", lambda self, device_type: asked.append(device_type))
     for device_type, at_once in (("cuda", True), ("cpu", False)):
         with contextlib.closing(Zygotes(device_type)) as both:
             assert asked == [device_type] * at_once

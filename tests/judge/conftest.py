@@ -12,11 +12,11 @@ from tests.conftest import SECRET
 
 
 @pytest.fixture(scope="session")
-def shared_judge(_one_zygote: type) -> Iterator[Judge]:
+def shared_judge(_one_fork_server: type) -> Iterator[Judge]:
     patch = pytest.MonkeyPatch()
     patch.setenv(SECRET, "hunter2")
     assert SECRET in os.environ
-    with Judge("cpu", Settings.quick(threads=1, timed=False), zygote=_one_zygote()) as judge:
+    with Judge("cpu", Settings.quick(threads=1, timed=False), fork_server=_one_fork_server()) as judge:
         yield judge
     patch.undo()
 

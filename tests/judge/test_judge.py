@@ -915,7 +915,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     order = []
     worker = SimpleNamespace(pause=lambda: order.append("pause"), resume=lambda: order.append("resume"), ended=False)
     side = SimpleNamespace(worker=worker, calls_us=[1.0])
-    side.rest, side.close = lambda: order.append("rest"), lambda: order.append("close")
+    side.release_idle, side.close = lambda: order.append("rest"), lambda: order.append("close")
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
     facts = SimpleNamespace(stateful=True)
     trial = SimpleNamespace(
@@ -964,7 +964,7 @@ def test_an_evaluation_says_where_its_time_went(judge, monkeypatch):
 
 def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(judge_module, "Zygote", None)
+    monkeypatch.setattr(judge_module, "ForkServer", None)
     with pytest.raises(DeviceError):
         Judge("cuda")
 
@@ -1007,7 +1007,7 @@ def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, propo
     files = len(os.listdir("/proc/self/fd"))
     threads = torch.get_num_threads()
     judge.evaluate(RELU, proposed, settings=BRIEF)
-    assert children_of(judge._zygote.process.pid) == set()
+    assert children_of(judge._fork_server.process.pid) == set()
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
     assert len(os.listdir("/proc/self/fd")) == files
     assert torch.get_num_threads() == threads
@@ -1195,7 +1195,7 @@ def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
     made = BROKEN["forward fails in another process only"][0]
     with pytest.raises(TaskError):
         judge.evaluate(made, honest(made))
-    assert children_of(judge._zygote.process.pid) == set()
+    assert children_of(judge._fork_server.process.pid) == set()
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
 
 
@@ -1253,7 +1253,7 @@ def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raise
 
     closed = []
     monkeypatch.setattr(judge_module, "CacheFlush", fail)
-    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self._workers.close(), self._zygote.close()))
+    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self._workers.close(), self._fork_server.close()))
     with pytest.raises(becomes) as caught:
         Judge("cpu")
     assert closed

@@ -43,7 +43,7 @@ ROOM = N / 8
 
 
 @pytest.fixture(autouse=True)
-def _large(monkeypatch, one_zygote):
+def _large(monkeypatch, one_fork_server):
     """A small task is taken for a large one."""
     monkeypatch.setattr(input_sets, "PART", 1024)
     monkeypatch.setattr(similar_inputs, "_SWAP_TRIES", 64)

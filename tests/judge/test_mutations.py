@@ -19,8 +19,8 @@ from kernelwright.judge.check import bounds, check, compare, examiner, oracle, s
 from kernelwright.judge.check.compare import Distance, Tolerance
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.trial import CheckFindings
+from kernelwright.judge.isolation import fork_server
 from kernelwright.judge.isolation import side as stage
-from kernelwright.judge.isolation import zygote
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.replies import Described
 from kernelwright.judge.timing import clocks, triple
@@ -526,16 +526,16 @@ def test_without_another_held_output_late_calls_share_their_memory_where_nothing
 def judge_whose_workers(begin_with: str) -> Judge:
     """A judge whose workers run this first."""
     patch = pytest.MonkeyPatch()
-    start = zygote.subprocess.Popen
+    start = fork_server.subprocess.Popen
 
     def changed(command: list[str], **options: Any) -> Any:
-        assert "zygote.main(" in command[2]
+        assert "fork_server.main(" in command[2]
         return start(
-            [*command[:2], command[2].replace("zygote.main(", begin_with + "; zygote.main("), *command[3:]],
+            [*command[:2], command[2].replace("fork_server.main(", begin_with + "; fork_server.main("), *command[3:]],
             **options,
         )
 
-    patch.setattr(zygote.subprocess, "Popen", changed)
+    patch.setattr(fork_server.subprocess, "Popen", changed)
     judge = Judge("cpu", Settings.quick(threads=1, timed=False))
     patch.undo()
     return judge

@@ -392,7 +392,7 @@ def test_what_runs_out_of_memory_beside_others_is_no_estimate_until_it_had_the_m
     monkeypatch.setattr(searching, "DeviceMemory", lambda device: memory)
     monkeypatch.setattr(searching, "ScreeningPool", Pool)
     monkeypatch.setattr(
-        searching, "Zygote", lambda **_: SimpleNamespace(import_compiler=lambda kind: None, close=lambda: None)
+        searching, "ForkServer", lambda **_: SimpleNamespace(import_compiler=lambda kind: None, close=lambda: None)
     )
     monkeypatch.setattr(searching.sandbox, "die_with_parent", lambda: None)
     monkeypatch.setattr(searching.os, "sched_setaffinity", lambda pid, cores: None)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from kernelwright.errors import ModelError
-from kernelwright.judge.isolation import zygote
+from kernelwright.judge.isolation import fork_server
 from kernelwright.tasks import bring_to_life
 from kernelwright.tasks.in_memory import (
     Inputs,
@@ -202,9 +202,9 @@ def test_workers_find_the_modules_of_the_program_that_defines_the_model(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with folder_on_path(tmp_path / "model"):
-        assert zygote._installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
+        assert fork_server._installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
     assert sys.path[0] == ""
-    assert str(tmp_path) not in zygote._installed_path()
+    assert str(tmp_path) not in fork_server._installed_path()
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path):

@@ -19,7 +19,7 @@ from kernelwright.errors import KernelwrightError
 from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.execution.visible import see_one_gpu
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
 
@@ -114,14 +114,14 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
     settings = Settings.model_validate_json(settings_json)
     local = see_one_gpu(device)
-    zygotes = [Zygote()]
+    zygotes = [ForkServer()]
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1024")  # no block is returned that is in use in part
     import torch  # as the zygote does at the same time
 
     from kernelwright.judge.judge import Judge
 
     def made() -> Judge:
-        return Judge(local, settings, zygote=zygotes.pop() if zygotes else None)
+        return Judge(local, settings, fork_server=zygotes.pop() if zygotes else None)
 
     judge: Judge | None = None
     try:
@@ -135,7 +135,7 @@ def _run(connection: Connection, device: str, settings_json: str, ready: bool = 
                 return
             if message is None:
                 if judge is not None:
-                    judge.rest()
+                    judge.release_idle()
                 continue
             try:
                 judge = judge or made()
@@ -179,7 +179,9 @@ def _do(
             found = rotate(judge, task, candidates, settings=settings, alone=alone)
         else:
             candidate, *rivals = candidates
-            found = [judge.evaluate(task, candidate, settings=settings, alone=alone, rival=next(iter(rivals), None))]
+            found = [
+                judge.evaluate(task, candidate, settings=settings, alone=alone, paired_baseline=next(iter(rivals), None))
+            ]
     except KernelwrightError as error:
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
     taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}

@@ -313,7 +313,7 @@ class _JudgeActor:
             task, candidate = Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json)
             settings = Settings.model_validate_json(changed) if changed else None
             rival = Candidate.model_validate_json(rival_json) if rival_json else None
-            evaluation = self._judge.evaluate(task, candidate, settings=settings, rival=rival)
+            evaluation = self._judge.evaluate(task, candidate, settings=settings, paired_baseline=rival)
             evaluation = without_advice_on_generated(evaluation, task)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)

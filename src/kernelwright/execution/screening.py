@@ -36,9 +36,9 @@ from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, 
 from kernelwright.execution.local import spread
 from kernelwright.execution.zygotes import Zygotes
 from kernelwright.judge.isolation.folder import JudgeFolder
+from kernelwright.judge.isolation.fork_server import ForkServer, signal_each
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
-from kernelwright.judge.isolation.zygote import Zygote, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.compiling import Compiles, compiles, uses_inductor
@@ -226,7 +226,7 @@ class ScreeningPool:
         device: str,
         settings: Settings,
         slots: int | None = None,
-        zygote: Zygote | Zygotes | None = None,
+        zygote: ForkServer | Zygotes | None = None,
         *,
         alone: bool = False,
     ) -> None:
@@ -284,7 +284,7 @@ class ScreeningPool:
         """
         return uses_inductor(source) or (self.where.type == "cuda" and compiles(source) is not Compiles.NOTHING)
 
-    def zygote_for(self, compiling: bool) -> Zygote:
+    def zygote_for(self, compiling: bool) -> ForkServer:
         """The process to fork from: one with torch.compile's compiler or one without, unless one for all was given."""
         if not isinstance(self._zygote, Zygotes):
             return self._zygote

@@ -14,7 +14,7 @@ from kernelwright.cores import timing_core
 from kernelwright.errors import KernelwrightError
 from kernelwright.execution.local import Job
 from kernelwright.execution.screening import ScreeningPool
-from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Task
 from kernelwright.records.screened import Screened
@@ -34,7 +34,7 @@ class Screens:
     def __init__(self, devices: Sequence[str], settings: Settings) -> None:
         self._settings = settings
         self._places = [*devices] * (TASKS_PER_GPU if devices[0].startswith("cuda") else 1)
-        self._zygotes: dict[str, Zygote] = {}
+        self._zygotes: dict[str, ForkServer] = {}
         self._prepared: dict[str, ScreeningPool] = {}
         """Processes of tasks whose candidates are yet to come, by the task's hash."""
 
@@ -95,9 +95,9 @@ class Screens:
     def _pool(self, task: Task, device: str) -> ScreeningPool:
         return ScreeningPool(task, device, self._settings, 2, self._zygote(device))
 
-    def _zygote(self, device: str) -> Zygote:
+    def _zygote(self, device: str) -> ForkServer:
         if device not in self._zygotes:
-            self._zygotes[device] = Zygote(off=timing_core(torch.device(device)))
+            self._zygotes[device] = ForkServer(off=timing_core(torch.device(device)))
         return self._zygotes[device]
 
     def _drop_prepared(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-from kernelwright.judge.isolation.zygote import Zygote
+from kernelwright.judge.isolation.fork_server import ForkServer
 
 
 class Zygotes:
@@ -17,16 +17,16 @@ class Zygotes:
         self._device_type, self._off = device_type, off
         self._lock = threading.Lock()
         """Guards the second one."""
-        self._compiling: Zygote | None = None
-        self.plain = Zygote(off)
+        self._compiling: ForkServer | None = None
+        self.plain = ForkServer(off)
         if device_type == "cuda":
             self.compiling()
 
-    def compiling(self) -> Zygote:
+    def compiling(self) -> ForkServer:
         """The one with the compiler."""
         with self._lock:
             if self._compiling is None:
-                self._compiling = Zygote(self._off)
+                self._compiling = ForkServer(self._off)
                 self._compiling.import_compiler(self._device_type)
             return self._compiling
 

@@ -22,14 +22,14 @@ from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
-from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
+from kernelwright.judge.check.trial import PAIRED_BASELINE, CheckFindings, Failed, RejectionError, Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
 from kernelwright.judge.isolation.process import CallBudget, WorkerError
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, Workers
-from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.pairs import time_candidate
@@ -53,7 +53,7 @@ class Judge:
     """Evaluates candidates on a device (`auto`, `cpu`, `cuda` or `cuda:N`) and tells `progress` in words what it is doing.
 
     Keep one for many evaluations: it holds the process that forks workers. One evaluation at a time in a process, whatever
-    its threads: torch's default dtype and random generators are the process's. A `zygote` that was started before is the
+    its threads: torch's default dtype and random generators are the process's. A `fork_server` started before is the
     judge's from now on.
 
     Raises:
@@ -66,7 +66,7 @@ class Judge:
         settings: Settings | None = None,
         progress: Progress | None = None,
         *,
-        zygote: Zygote | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.device = resolve_device(device)
         remove_left_folders()
@@ -75,14 +75,14 @@ class Judge:
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
-        self._zygote = zygote or Zygote()
-        self._zygote.keep_off(self.core)
+        self._fork_server = fork_server or ForkServer()
+        self._fork_server.keep_off(self.core)
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
-            self._zygote.import_compiler(self.device.type)
-        self._memory = DeviceMemory(self.device, self.rest)
+            self._fork_server.import_compiler(self.device.type)
+        self._memory = DeviceMemory(self.device, self.release_idle)
         keep = KEPT if self.device.type == "cuda" else 0
-        self._workers = Workers(self._zygote, keep, lambda kind: has_room_for(kind, self.device))
+        self._workers = Workers(self._fork_server, keep, lambda kind: has_room_for(kind, self.device))
         sandbox.hide_memory()
         try:
             self.flush = CacheFlush(self.device)
@@ -104,16 +104,16 @@ class Judge:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """End the processes that wait for another task, and give back what failures left: somebody wants the memory."""
-        self._workers.rest()
+        self._workers.release_idle()
         gc.collect()  # an exception that came through a thread's future is a cycle, with all tensors of its evaluation
         torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End the worker processes."""
         self._workers.close()
-        self._zygote.close()
+        self._fork_server.close()
 
     def evaluate(
         self,
@@ -122,15 +122,15 @@ class Judge:
         *,
         settings: Settings | None = None,
         alone: bool | None = None,
-        rival: Candidate | None = None,
+        paired_baseline: Candidate | None = None,
     ) -> Evaluation:
         """Judge one candidate of a task.
 
         Args:
             settings: Settings in place of the judge's own.
             alone: Whether to wait until the GPU's memory is for it alone. By default only where sharing does not suffice.
-            rival: A trusted wrapper of the task's own module, timed in the same process triples. It decides no verdict, and
-                is left out where it fails, or where memory does not suffice beside others.
+            paired_baseline: A trusted wrapper of the task's own module, timed in the same process triples. It decides no
+                verdict, and is left out where it fails, or where memory does not suffice beside others.
 
         Raises:
             TaskError: the reference itself does not work.
@@ -144,8 +144,10 @@ class Judge:
         def ran_out(found: CheckFindings) -> bool:
             return found.failure is not None and found.failure.reason is Reason.OUT_OF_MEMORY
 
-        found = self.with_memory(lambda: self._found(task, candidate, settings, rival), ran_out, alone)
-        return record_of(found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), rival)
+        found = self.with_memory(lambda: self._found(task, candidate, settings, paired_baseline), ran_out, alone)
+        return record_of(
+            found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), paired_baseline
+        )
 
     def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
         """Try beside other evaluations first, then alone where they had the memory, or waited for its kernels too long.
@@ -187,14 +189,16 @@ class Judge:
                     )
             return found
 
-    def _found(self, task: Task, candidate: Candidate, settings: Settings, rival: Candidate | None) -> CheckFindings:
+    def _found(
+        self, task: Task, candidate: Candidate, settings: Settings, paired_baseline: Candidate | None
+    ) -> CheckFindings:
         self._workers.spent_s.clear()
         findings = CheckFindings(settings.forbid, guard.static_labels(candidate.source, task.source), settings.contract)
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
-        if rival is not None and self._memory.alone:
-            # The candidate may lack the very memory that a rival would take.
-            rival, findings.checks["rival"] = None, "not timed: too little of the GPU's memory was left"
+        if paired_baseline is not None and self._memory.alone:
+            # The candidate may lack the very memory that a baseline would take.
+            paired_baseline, findings.checks[PAIRED_BASELINE] = None, "not timed: too little of the GPU's memory was left"
         with self.evaluation_folder(task) as directory:
             try:
                 with counted(findings.phases_s, "task"):
@@ -204,7 +208,7 @@ class Judge:
                 except guard.PARSE_ERRORS as error:
                     raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
                 with counted(findings.phases_s, "facts"):
-                    trial = self.trial(task, candidate, directory, settings, findings, rival)
+                    trial = self.trial(task, candidate, directory, settings, findings, paired_baseline)
                 self._examine(trial)
             except (RejectionError, WorkerError) as failure:
                 findings.failure = Failed(failure.reason, failure.detail)
@@ -252,7 +256,7 @@ class Judge:
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
-                trial = replace(trial, settings=once, rival=None)
+                trial = replace(trial, settings=once, paired_baseline=None)
             if settings.timed and (why := _slow(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
                 trial = replace(trial, settings=trial.settings.brief)
@@ -260,7 +264,7 @@ class Judge:
                 findings.label(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:
                 for side in sides:
-                    side.rest()
+                    side.release_idle()
                 keeps_state = trial.facts.stateful or trial.facts.has_buffers
                 if not keeps_state and (self._memory.alone or trial.facts.shapes.is_large):
                     sides[0].worker.discard()  # its memory is wanted; a new one does for the late check
@@ -282,7 +286,7 @@ class Judge:
         directory: Path,
         settings: Settings,
         findings: CheckFindings,
-        rival: Candidate | None = None,
+        paired_baseline: Candidate | None = None,
     ) -> Trial:
         """A candidate beside its reference, in the directory of an `evaluation_folder`.
 
@@ -305,7 +309,7 @@ class Judge:
             gate=gate,
             budget=CallBudget(settings.budget_s),
             core=self.core,
-            rival=rival,
+            paired_baseline=paired_baseline,
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
@@ -335,13 +339,13 @@ def record_of(
     began: str,
     elapsed_s: float,
     contracts: dict[Contract, KeptContract] | None = None,
-    rival: Candidate | None = None,
+    paired_baseline: Candidate | None = None,
 ) -> Evaluation:
     """The record of an evaluation that began then, took so long, and ended with these findings and answers to contracts."""
     decides = findings.rejection or findings.failure
     timed = {} if findings.score is None or decides is not None else findings.score.recorded
-    if rival is not None and timed.get("vs_rival") is not None:
-        timed["rival"] = "-".join(rival.techniques)
+    if paired_baseline is not None and timed.get("vs_rival") is not None:
+        timed[PAIRED_BASELINE] = "-".join(paired_baseline.techniques)
     return Evaluation(
         task=task.id,
         task_sha256=task.sha256,

@@ -44,8 +44,8 @@ class Settings(BaseModel):
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
     """Stop early once the 95 % interval of log speedup is this narrow."""
     until_certain: bool = False
-    """Stop also once the whole interval lies above 1 and the noise floor, and that of the ratio to a rival on one side of 1:
-    for a measurement that finds what is worth a second one, and for a search whose time is limited."""
+    """Stop also once the whole interval lies above 1 and the noise floor, and the ratio to a paired baseline is decided: for
+    a measurement that finds what is worth a second one, and for a search whose time is limited."""
 
     build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
     """Importing and constructing the candidate, compilers included, and the first call in each process."""

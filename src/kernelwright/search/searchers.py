@@ -28,8 +28,8 @@ from kernelwright.errors import DeviceError, InfrastructureError, KernelwrightEr
 from kernelwright.execution.screening import ScreeningPool, ran_out
 from kernelwright.execution.visible import see_one_gpu
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceMemory
-from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Task
 from kernelwright.records.compiling import Compiles
@@ -301,7 +301,7 @@ def _run(connection: Connection, device: str, settings_json: str, policy_name: s
     judges_core = timing_core(torch.device(local))
     # Neither tracing nor compilers beside what a judge times; screening times on another core.
     os.sched_setaffinity(0, cores_beside(judges_core))
-    zygote = Zygote(off=timing_core(torch.device(local)))
+    zygote = ForkServer(off=timing_core(torch.device(local)))
     zygote.import_compiler(torch.device(local).type)  # most tasks have a proposal for it
     try:
         while True:

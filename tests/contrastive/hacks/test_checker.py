@@ -200,7 +200,7 @@ class TestDeeper:
             assert (strict.strict_fp32, strict.threads, strict.forbid) == (base.strict_fp32, base.threads, base.forbid)
 
     @pytest.mark.exploit
-    @pytest.mark.usefixtures("one_zygote")
+    @pytest.mark.usefixtures("one_fork_server")
     def test_a_real_judge_rejects_what_a_vote_doubts(self):
         candidate = Candidate(source=REPLAY)
         with Judge("cpu", Settings.quick()) as judge:

@@ -16,7 +16,7 @@ from kernelwright.errors import SandboxError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import folder as folder_module
 from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
-from kernelwright.judge.isolation.zygote import session_members
+from kernelwright.judge.isolation.fork_server import session_members
 from tests.judge.snippets import RELU, candidate
 
 
@@ -82,7 +82,7 @@ tempfile.tempdir = sys.argv[1]
 from kernelwright.judge import Judge, Settings
 from tests.judge.snippets import RELU, candidate
 judge = Judge("cpu", Settings.quick(threads=1, timed=False))
-print(judge._zygote.process.pid, flush=True)
+print(judge._fork_server.process.pid, flush=True)
 judge.evaluate(RELU, candidate("pass", init=sys.argv[2]))
 """
 LEAVES = """os.makedirs("a/b"); os.mkfifo("a/pipe"); os.chmod("a", 0)
@@ -105,13 +105,13 @@ def children_of(parent: int) -> list[int]:
 @pytest.mark.exhaustive
 def test_a_judge_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folder(tmp_path):
     judge = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), LEAVES], stdout=subprocess.PIPE, text=True)
-    zygote = int(judge.stdout.readline())
+    fork_server = int(judge.stdout.readline())
     workers: list[int] = []
     while not any(len(session_members(pid)) == 3 for pid in workers):
-        workers = children_of(zygote)
+        workers = children_of(fork_server)
     judge.send_signal(signal.SIGKILL)
     judge.wait()
-    while Path(f"/proc/{zygote}").exists() or any(session_members(pid) for pid in workers):
+    while Path(f"/proc/{fork_server}").exists() or any(session_members(pid) for pid in workers):
         pass
     assert list(tmp_path.glob("kernelwright-judge-*"))
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as later:

@@ -66,7 +66,7 @@ def test_it_reaches_no_service_by_its_local_socket(judge, tmp_path):
     attempt(judge, "import socket\na, b = socket.socketpair()\na.send(b'x')\nassert b.recv(1) == b'x'")
 
 
-@pytest.mark.parametrize("who", [str(os.getpid()), "{os.getppid()}"], ids=["judge", "zygote"])
+@pytest.mark.parametrize("who", [str(os.getpid()), "{os.getppid()}"], ids=["judge", "fork_server"])
 @pytest.mark.parametrize("what", exhaustive_but(["mem", "environ", "maps", "fd/0", "cwd/."], "mem", "environ"))
 def test_it_reads_nothing_of_another_process(judge, who, what):
     attempt(judge, f"refused(lambda: open(f'/proc/{who}/{what}', 'rb').read(1))")
@@ -76,7 +76,7 @@ def test_it_reads_nothing_of_another_process(judge, who, what):
     "who",
     [
         pytest.param(str(os.getpid()), id="judge"),
-        pytest.param("os.getppid()", id="zygote", marks=pytest.mark.exhaustive),
+        pytest.param("os.getppid()", id="fork_server", marks=pytest.mark.exhaustive),
         pytest.param("1", id="init", marks=pytest.mark.exhaustive),
     ],
 )

@@ -12,13 +12,13 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation import process
+from kernelwright.judge.isolation.fork_server import Ending
 from kernelwright.judge.isolation.process import CallBudget, Worker, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.zygote import Ending
 from kernelwright.judge.worker.channel import ChannelClosedError, ChannelGarbageError, ChannelTimeoutError, decode, encode
 from kernelwright.records import Reason
 
 
-class FakeZygote:
+class FakeForkServer:
     """Spawns nothing; ends as it is told."""
 
     def __init__(self):
@@ -60,7 +60,7 @@ class FakeChannel:
 
 @pytest.fixture
 def made(tmp_path):
-    zygote = FakeZygote()
+    fork_server = FakeForkServer()
     spec = WorkerSpec(
         role="candidate",
         source="",
@@ -71,8 +71,8 @@ def made(tmp_path):
         arena_bytes={"inputs": 512},
         gate=FakeGate(alone=True),
     )
-    worker = Worker(zygote, spec, Settings.quick(threads=1))
-    yield worker, zygote
+    worker = Worker(fork_server, spec, Settings.quick(threads=1))
+    yield worker, fork_server
     worker.discard()
 
 
@@ -233,8 +233,8 @@ def test_a_death_has_a_reason(made, ending, reason, words):
 
 
 def test_a_worker_is_told_what_it_is_and_nothing_secret(made):
-    _, zygote = made
-    assert set(zygote.config) == {
+    _, fork_server = made
+    assert set(fork_server.config) == {
         "role",
         "program",
         "source",
@@ -356,9 +356,9 @@ def test_one_that_is_timed_is_not_looked_at_while_it_answers(made):
 
 
 def test_workers_of_an_evaluation_are_known_to_its_gate_while_they_serve_it(made, tmp_path):
-    gate, (_, zygote) = FakeGate(), made
+    gate, (_, fork_server) = FakeGate(), made
     spec = replace(made[0].spec, gate=gate, build=tmp_path / "other")
-    worker = Worker(zygote, spec, Settings.quick(threads=1))
+    worker = Worker(fork_server, spec, Settings.quick(threads=1))
     assert gate.workers == [worker]
     assert not worker.is_trusted
     worker.discard()
@@ -396,7 +396,7 @@ def test_discarding_removes_what_it_wrote(made):
 
 
 def test_a_failed_start_leaves_no_socket_open(tmp_path):
-    class Broken(FakeZygote):
+    class Broken(FakeForkServer):
         def spawn(self, config, files):
             raise RuntimeError("no")
 

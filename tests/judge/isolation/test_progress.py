@@ -263,7 +263,7 @@ def test_a_later_call_may_compile_as_long_as_the_first_one(judge, busy, accepted
 # --- beside others --------------------------------------------------------------------------------
 
 
-def test_another_one_is_timed_while_one_never_returns(judge, one_zygote, monkeypatch):
+def test_another_one_is_timed_while_one_never_returns(judge, one_fork_server, monkeypatch):
     events, endless, began = [], SimpleNamespace(worker=None), threading.Event()
     aside = DeviceGate.stand_aside
 

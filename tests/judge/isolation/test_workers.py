@@ -55,14 +55,14 @@ def candidate(made: Task) -> Candidate:
 
 
 # What forks them is shared: which of them are kept is the judge's to decide.
-pytestmark = pytest.mark.usefixtures("one_zygote")
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 
 
 @pytest.fixture
-def judge(one_zygote: None) -> Iterator[Judge]:
+def judge(one_fork_server: None) -> Iterator[Judge]:
     """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
     with Judge("cpu", Settings.quick(threads=1, timed=False, thorough=False)) as made:
-        made._workers = Workers(made._zygote, keep=3)
+        made._workers = Workers(made._fork_server, keep=3)
         yield made
 
 
@@ -77,13 +77,13 @@ WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
 @pytest.mark.exhaustive
 def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
     started = []
-    spawn = judge._zygote.spawn
+    spawn = judge._fork_server.spawn
 
     def counted(config, files):
         started.append((config["role"], pid := spawn(config, files)))
         return pid
 
-    monkeypatch.setattr(judge._zygote, "spawn", counted)
+    monkeypatch.setattr(judge._fork_server, "spawn", counted)
     for made in (RELU, WIDER, RELU):
         accepted = judge.evaluate(made, candidate(made))
         assert accepted.verdict == "accepted", accepted.detail
@@ -101,13 +101,13 @@ def test_references_serve_one_task_after_another_and_candidates_are_always_fresh
 @pytest.mark.exhaustive
 def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
     started = []
-    spawn = judge._zygote.spawn
+    spawn = judge._fork_server.spawn
 
     def counted(config, files):
         started.append((config["role"], config["build"]))
         return spawn(config, files)
 
-    monkeypatch.setattr(judge._zygote, "spawn", counted)
+    monkeypatch.setattr(judge._fork_server, "spawn", counted)
     settings = judge.settings.model_copy(update={"timed": True, "blocks": 2, "triple_s": 0.0})
     for made in (RELU, WIDER, RELU):
         source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
@@ -153,7 +153,7 @@ def test_one_that_died_while_it_waited_is_replaced(judge):
 
 @pytest.mark.parametrize("change", exhaustive_but(["strict_fp32", "tf32_products"], "tf32_products"))
 def test_other_limits_want_other_processes(judge, change):
-    judge._workers = Workers(judge._zygote, keep=1)
+    judge._workers = Workers(judge._fork_server, keep=1)
     judge.evaluate(RELU, candidate(RELU))
     before = waiting(judge)
     other = judge.settings.model_copy(update={change: True})
@@ -163,7 +163,7 @@ def test_other_limits_want_other_processes(judge, change):
 
 def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, monkeypatch):
     rooms = [True]
-    judge._workers = Workers(judge._zygote, keep=3, has_room=lambda kind: rooms[-1])
+    judge._workers = Workers(judge._fork_server, keep=3, has_room=lambda kind: rooms[-1])
     judge.evaluate(RELU, candidate(RELU))
     (kept,) = waiting(judge)
     rooms.append(False)
@@ -189,7 +189,7 @@ def test_where_memory_is_scarce_the_references_processes_alone_stay(monkeypatch,
 
 def test_whether_one_is_kept_is_asked_of_its_kind(judge):
     asked = []
-    judge._workers = Workers(judge._zygote, keep=3, has_room=lambda kind: asked.append(kind))
+    judge._workers = Workers(judge._fork_server, keep=3, has_room=lambda kind: asked.append(kind))
     judge.evaluate(RELU, candidate(RELU))
     assert set(asked) == {"reference"}
     assert waiting(judge) == []
@@ -198,7 +198,7 @@ def test_whether_one_is_kept_is_asked_of_its_kind(judge):
 def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
-        made._workers = Workers(made._zygote, keep=3)
+        made._workers = Workers(made._fork_server, keep=3)
         made.evaluate(RELU, candidate(RELU))
         assert len(list(tmp_path.glob("kernelwright-judge-*/*"))) > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
@@ -226,6 +226,6 @@ def test_where_memory_for_the_last_arena_is_lacking_those_before_it_are_given_ba
     settings = Settings.quick(threads=1, blocks=2, processes_min=1, processes_max=1, fresh_processes=True)
     with pytest.raises(DeviceError, match="GPU is full"):
         judge.evaluate(RELU, candidate(RELU), settings=settings)
-    judge.rest()
+    judge.release_idle()
     assert len(counted) >= last
     assert open_arenas() == before

@@ -22,7 +22,7 @@ from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, clocks, triple
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
-from kernelwright.judge.timing.triple import RIVAL, SIDES, ProcessTriple
+from kernelwright.judge.timing.triple import PAIRED_BASELINE, SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
 from kernelwright.records.scoring import Charge, log_ratios
@@ -137,7 +137,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     gate = contextlib.nullcontext
     trial = SimpleNamespace(
         core=None,
-        has_rival=False,
+        has_paired_baseline=False,
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
         findings=CheckFindings(frozenset()),
@@ -163,7 +163,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
     timing._time_process(trial, None, None, None, 1, {}, False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
-    trial.has_rival = True
+    trial.has_paired_baseline = True
     timing._time_process(trial, None, None, None, 1, {}, False)
     assert sorted(started[4:]) == ["candidate", "reference", "reference", "rival"]
     assert closed == ["fresh"] * 8
@@ -174,7 +174,7 @@ def test_of_large_outputs_only_the_candidates_are_kept_and_never_the_last_before
     for large, kept in ((False, list(SIDES)), (True, ["candidate"])):
         trial.shapes.is_large = large
         run = run_of(trial)
-        assert [name for name in (*SIDES, RIVAL) if run._holds(name)] == kept
+        assert [name for name in (*SIDES, PAIRED_BASELINE) if run._holds(name)] == kept
     last = trial.settings.warmup_calls - 1
     assert last > 0
     assert {run_of(trial)._hold_at for _ in range(100)} == set(range(last))
@@ -217,7 +217,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         given = dict.fromkeys(SIDES, SimpleNamespace(close=lambda: None))
         odd = SimpleNamespace(deal=lambda block: [])
         timing._time_process(
-            SimpleNamespace(core=None, gate=gate, has_rival=False, findings=CheckFindings(frozenset())),
+            SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=CheckFindings(frozenset())),
             None,
             None,
             odd,
@@ -286,10 +286,10 @@ def test_a_candidate_may_take_for_odd_inputs_what_the_reference_took():
     assert (sides["reference"].told_us, sides["candidate"].told_us) == ([0.0], [7e6])
 
 
-def test_a_rival_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
+def test_a_paired_baseline_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
     run, trial, sides = odd_run()
     sides["rival"] = OddSide()
-    trial.has_rival = True
+    trial.has_paired_baseline = True
     run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
     assert [len(side.asked) for side in sides.values()] == [1, 1, 1, 0]
 
@@ -298,7 +298,7 @@ def test_a_rival_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
 def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(monkeypatch, first_call_s, asked):
     """Alone it has five seconds for a call, and torch.compile takes longer for another layout of a large network."""
     run, trial, sides = odd_run()
-    trial.has_rival = False
+    trial.has_paired_baseline = False
     sides["candidate"].outer_us = first_call_s * 1e6
     monkeypatch.setattr(triple, "check_form", lambda *given: None)
     elsewhere = InputSet("elsewhere", lambda x, g: x.clone(), "", layout=True)
@@ -329,7 +329,7 @@ def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_
         torch.OutOfMemoryError("full"),
     ],
 )
-def test_a_rival_that_fails_is_left_out_and_any_other_side_raises(failure):
+def test_a_paired_baseline_that_fails_is_left_out_and_any_other_side_raises(failure):
     trial = SimpleNamespace(findings=SimpleNamespace(checks={}))
     with triple.forgiving(trial, "rival"):
         raise failure
@@ -684,7 +684,7 @@ def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
 
 
 @pytest.mark.parametrize(("rival_us", "processes"), [(90.0, 3), (30.0, 3), (50.5, 9)])
-def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_rival_a_candidate_is(
+def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_paired_baseline_a_candidate_is(
     monkeypatch, rival_us, processes
 ):
     made = one_process(2.0, noise=0.01)

@@ -10,8 +10,8 @@ import pytest
 
 from kernelwright.cores import cores_beside
 from kernelwright.judge import Judge, Settings
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.process import Worker
-from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.timing.rotation import rotate
 from kernelwright.records import Candidate
 from tests.judge.snippets import RELU
@@ -98,9 +98,9 @@ def test_what_a_judge_starts_stays_off_it(monkeypatch):
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
         pytest.skip("needs two cores")
-    zygote = Zygote(off=max(cores))
+    fork_server = ForkServer(off=max(cores))
     try:
-        assert os.sched_getaffinity(zygote.process.pid) == cores - {max(cores)}
+        assert os.sched_getaffinity(fork_server.process.pid) == cores - {max(cores)}
     finally:
-        zygote.process.kill()  # it need not import torch first
-        zygote.close()
+        fork_server.process.kill()  # it need not import torch first
+        fork_server.close()

@@ -306,7 +306,7 @@ def test_a_worker_that_rests_gives_back_its_latest_output_and_can_be_called_agai
     bench.ready().call()
     latest = weakref.ref(bench.harness.latest[0][0])
     monkeypatch.setattr(bench.harness, "device", torch.device(device))
-    assert bench.harness.op_rest({}) == {}
+    assert bench.harness.op_release_idle({}) == {}
     assert latest() is None
     assert emptied == ([([], [])] if device == "cuda" else [])
     monkeypatch.setattr(bench.harness, "device", torch.device("cpu"))

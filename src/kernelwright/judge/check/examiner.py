@@ -129,7 +129,7 @@ class Examiner:
         """One call of one side on inputs in a slot."""
         answer = side.call(side.place(inputs, slot), seed=seed, hold=hold)
         if self.trial.facts.shapes.is_large and side is self.reference:  # the candidate must not see that it is checked
-            side.rest()  # a truth of large tensors needs the memory
+            side.release_idle()  # a truth of large tensors needs the memory
         return answer
 
     def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:

@@ -24,6 +24,8 @@ from kernelwright.records import Candidate, Contract, KeptContract, Label, Reaso
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.scoring import Score
 
+PAIRED_BASELINE = "rival"
+"""Role of a stock baseline that is timed in the same process triples, as records name it."""
 _TF32_CAPABILITY = (8, 0)
 _EXCUSABLE = frozenset(
     {
@@ -147,7 +149,7 @@ class Trial:
     """Time that the candidate may take; None does not count it."""
     core: int | None = None
     """Processor core on which calls are timed."""
-    rival: Candidate | None = None
+    paired_baseline: Candidate | None = None
     """Trusted wrapper of the task's own module, timed beside the candidate; its failure is no verdict."""
 
     @property
@@ -156,9 +158,9 @@ class Trial:
         return Label.STATE_DIFFERS not in self.findings.labels
 
     @property
-    def has_rival(self) -> bool:
-        """Whether a rival is to be timed, and has not failed."""
-        return self.rival is not None and "rival" not in self.findings.checks
+    def has_paired_baseline(self) -> bool:
+        """Whether a paired baseline is to be timed, and has not failed."""
+        return self.paired_baseline is not None and PAIRED_BASELINE not in self.findings.checks
 
     @property
     def state(self) -> State:
@@ -184,9 +186,11 @@ class Trial:
         """
         if role == "candidate":
             return self._start(role, self.candidate.source, "ModelNew")
-        if role == "rival" and self.rival is not None:
+        if role == PAIRED_BASELINE and self.paired_baseline is not None:
             # What it lacks is no finding about the candidate.
-            return replace(self, findings=CheckFindings(frozenset(), self.findings.labels)).start_baseline(self.rival)
+            return replace(self, findings=CheckFindings(frozenset(), self.findings.labels)).start_baseline(
+                self.paired_baseline
+            )
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
 
     def start_baseline(self, baseline: Candidate) -> Side:

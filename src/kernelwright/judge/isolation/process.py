@@ -21,9 +21,9 @@ import torch
 from kernelwright.cores import cores_beside
 from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
+from kernelwright.judge.isolation.fork_server import Ending, ForkServer, session_members, signal_each
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.progress import CompilerWatch, StuckError
-from kernelwright.judge.isolation.zygote import Ending, Zygote, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.judge.worker.channel import (
@@ -114,8 +114,8 @@ class WorkerSpec:
 class Worker:
     """A running worker process."""
 
-    def __init__(self, zygote: Zygote, spec: WorkerSpec, settings: Settings) -> None:
-        self._zygote = zygote
+    def __init__(self, fork_server: ForkServer, spec: WorkerSpec, settings: Settings) -> None:
+        self._fork_server = fork_server
         self._settings = settings
         self._take(spec)
         spec.build.mkdir(mode=0o700, exist_ok=True)
@@ -135,7 +135,7 @@ class Worker:
         }
         start_ns = time.perf_counter_ns()
         try:
-            self.pid = zygote.spawn(config, [theirs.fileno(), *self._files])
+            self.pid = fork_server.spawn(config, [theirs.fileno(), *self._files])
         finally:
             theirs.close()
         self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
@@ -368,7 +368,7 @@ class Worker:
         self.ended = True
         for file in (self._asked, self._stack):
             os.close(file)
-        ending = self._zygote.end(self.pid, grace_s)
+        ending = self._fork_server.end(self.pid, grace_s)
         self._channel.close()
         return ending
 

@@ -10,7 +10,7 @@ import os
 import re
 
 from kernelwright.errors import InternalError
-from kernelwright.judge.isolation.zygote import session_members
+from kernelwright.judge.isolation.fork_server import session_members
 
 _COMPILERS = re.compile(
     r"(?:[\w-]+-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|ld|lld|as)(?:[-.][\w.]+)?|cc1|cc1plus|collect2|lto1|lto-wrapper|gold"

@@ -6,7 +6,7 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
 - Landlock (Linux 5.13 and later) leaves the system readable and only its own directories writable;
 - seccomp refuses the network, other processes' memory, namespaces, new sessions and changes of files' times, and ignores
   changes of their modes, owners and attributes;
-- resource limits bound files; memory and process counts are watched from outside (`zygote.py`).
+- resource limits bound files; memory and process counts are watched from outside (`fork_server.py`).
 
 Used in the order `restrict(...)` has it. `kernelwright doctor` says which of these this kernel really has. Landlock
 and seccomp are defence in depth here: no number or verdict rests on them (see `docs/threat-model.md`).

@@ -337,9 +337,9 @@ class Side:
         """Let the worker drop held outputs."""
         self._ask("release", self._settings.run_limit_s)
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """Let the worker give back the memory of what ran so far, and forget what lies in the slots."""
-        self._ask("rest", self._settings.run_limit_s)
+        self._ask("release_idle", self._settings.run_limit_s)
         self._placed.clear()
 
     def close(self) -> None:

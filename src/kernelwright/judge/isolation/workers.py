@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kernelwright.judge.isolation.folder import JudgeFolder
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.zygote import Zygote
 from kernelwright.judge.settings import Settings
 
 KEPT = 3
@@ -29,8 +29,8 @@ KEPT = 3
 class Workers:
     """Starts the workers of one judge; `keep` trusted ones of a kind may wait for another task, while it `has_room`."""
 
-    def __init__(self, zygote: Zygote, keep: int, has_room: Callable[[str], bool] = lambda kind: True) -> None:
-        self._zygote = zygote
+    def __init__(self, fork_server: ForkServer, keep: int, has_room: Callable[[str], bool] = lambda kind: True) -> None:
+        self._fork_server = fork_server
         self._keep = keep
         self._has_room = has_room
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class Workers:
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
         """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""
         if self._folder is None or spec.kept_as is None:
-            return Worker(self._zygote, spec, settings)
+            return Worker(self._fork_server, spec, settings)
         spec = replace(spec, directory=self._folder.path, build=self._folder.path / spec.build.name)
         with self._lock:
             kept = next((worker for worker in self._waiting if worker.fits(spec, settings)), None)
@@ -56,7 +56,7 @@ class Workers:
                 return kept
             except WorkerError:  # it died while it waited
                 kept.discard()
-        return Worker(self._zygote, spec, settings)
+        return Worker(self._fork_server, spec, settings)
 
     def stop(self, worker: Worker) -> None:
         """End a worker, or keep it if it may be."""
@@ -75,14 +75,14 @@ class Workers:
             for op, seconds in spent_s.items():
                 self.spent_s[f"{worker.spec.role} {op}"] += seconds
 
-    def rest(self) -> None:
+    def release_idle(self) -> None:
         """End those that wait."""
         while self._waiting:
             self._waiting.pop().discard()
 
     def close(self) -> None:
         """End those that wait, for good."""
-        self.rest()
+        self.release_idle()
         if self._folder is not None:
             self._folder.remove()
             self._folder = None

@@ -1,7 +1,7 @@
 """Times a candidate against its reference: paired, randomised, in fresh processes, on inputs that nobody has seen.
 
-One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh; a rival may
-come beside them (`triple`). Triples are added until the interval is narrow, or processes or time run out.
+One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. A paired
+baseline may join them (`triple`). Triples are added until the interval is narrow, or processes or time run out.
 
 Two clocks watch each call. The inner one (CUDA events, or the worker's monotonic clock) excludes the harness but lives
 in the candidate's process; the outer one is the parent's. Time hidden from the inner clock is charged to the candidate,
@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.check.check import CheckResult
-from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.trial import PAIRED_BASELINE, RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.cache import CacheFlush
 from kernelwright.judge.timing.clocks import TripleClocks
-from kernelwright.judge.timing.triple import RIVAL, SIDES, ProcessTriple, forgiving
+from kernelwright.judge.timing.triple import SIDES, ProcessTriple, forgiving
 from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
@@ -149,7 +149,7 @@ def _time_process(
 ) -> TripleClocks:
     phase = functools.partial(counted, trial.findings.phases_s)
     with phase("starts"):
-        names = (*SIDES, RIVAL) if trial.has_rival else SIDES
+        names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
         sides = {**_start(trial, [name for name in names if name not in given]), **given}
     try:
         run = ProcessTriple(trial, check, sides, flush)

@@ -3,8 +3,8 @@
 A block calls the three in random order on one fresh input and again in the mirrored order on another, so that drift
 cancels. An audit calls them in series under one request each.
 
-A *rival*, one of the stock baselines, may be timed beside them. Nobody attacks there, so its own clock is believed. Its
-outputs are not compared: that was done in its rotation, and a wrong one would say nothing about the candidate.
+One stock baseline may be timed in the same triples, the *paired baseline*. Nobody attacks there, so its own clock is
+believed. Its outputs are not compared: its rotation did that, and a wrong one would say nothing about the candidate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
 from kernelwright.judge.check.oracle import Inputs, Outputs, State
 from kernelwright.judge.check.side_effects import check_process
-from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.trial import PAIRED_BASELINE, RejectionError, Trial
 from kernelwright.judge.check.weights import miss_moved_buffers
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import ALONE_LIMIT_S, SLOTS, CallOutput, Side
@@ -38,7 +38,7 @@ from kernelwright.records import Label, Reason
 from kernelwright.tasks import device_is_full, has_nan
 from kernelwright.tasks.input_sets import InputSet
 
-SIDES, RIVAL = ("reference", "candidate", "null"), "rival"
+SIDES = ("reference", "candidate", "null")
 BLOCKS_MAX = 64
 """Short calls get no more blocks than this, if the settings do not want more themselves."""
 _AUDITS_SHARE, _AUDITS_MAX = 0.5, 16
@@ -61,17 +61,17 @@ def repeats_before(device: torch.device, latency_us: float) -> int:
 
 @contextlib.contextmanager
 def forgiving(trial: Trial, name: str) -> Iterator[None]:
-    """Leave the rival out of the rest of the evaluation where it fails, and note why; raise what another side raises."""
+    """Leave the paired baseline out of the evaluation from its first failure on, and note why; let other sides raise."""
     try:
         yield
     except (RejectionError, WorkerError, DeviceError, RuntimeError) as failure:
-        if name != RIVAL or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
+        if name != PAIRED_BASELINE or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
             raise
-        trial.findings.checks[RIVAL] = f"not timed: {failure}"
+        trial.findings.checks[PAIRED_BASELINE] = f"not timed: {failure}"
 
 
 class ProcessTriple:
-    """Calls of one process triple, and of a rival if there is one."""
+    """Calls of one process triple, and of a paired baseline if there is one."""
 
     def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
         self._trial = trial
@@ -102,7 +102,7 @@ class ProcessTriple:
 
     @property
     def _names(self) -> list[str]:
-        return [name for name in self._sides if name != RIVAL or self._trial.has_rival]
+        return [name for name in self._sides if name != PAIRED_BASELINE or self._trial.has_paired_baseline]
 
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
@@ -116,7 +116,7 @@ class ProcessTriple:
             answers, inputs = dict[str, CallOutput](), list[Any]()  # before the draw: the earlier ones may be large
             inputs, seed, slot = self._trial.facts.draw(chosen), self._trial.facts.call_seed(), random.randrange(SLOTS)
             try:
-                # The second reference too: caches must be as warm for all. No rival: torch.compile would compile anew.
+                # The second reference too: caches must be as warm for all. No baseline: torch.compile would compile anew.
                 for name in SIDES:
                     side, other_us = self._sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
                     answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
@@ -205,7 +205,7 @@ class ProcessTriple:
         briefest_us = min([self._sides["reference"].latency_us, *self._sides["candidate"].calls_us])
         repeats = repeats_before(self._trial.facts.device, briefest_us)
         for name in order:
-            if name == RIVAL and not self._trial.has_rival:
+            if name == PAIRED_BASELINE and not self._trial.has_paired_baseline:
                 continue
             with forgiving(self._trial, name):
                 side, held = self._sides[name], hold and self._holds(name)
@@ -307,7 +307,7 @@ class ProcessTriple:
         inputs = again()
         wanted = wanted or reference.call(reference.place(inputs, slot=0), seed=None).outputs
         for name in self._names:
-            self._sides[name].rest()  # a truth of large tensors needs the memory
+            self._sides[name].release_idle()  # a truth of large tensors needs the memory
         if self._check.bounds.settles(inputs, wanted, outputs) is False:
             raise RejectionError(
                 Reason.TIMED_OUTPUT_WRONG, "the output of a timed call is further from the truth than the check allows"

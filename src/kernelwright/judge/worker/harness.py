@@ -313,7 +313,7 @@ class Harness:
         self.held_metadata.clear()
         return {}
 
-    def op_rest(self, message: dict[str, Any]) -> dict[str, Any]:
+    def op_release_idle(self, message: dict[str, Any]) -> dict[str, Any]:
         """Give back the memory of what ran so far: others are measured now, and outputs can be large."""
         self.latest = [], []
         if self.device.type == "cuda":

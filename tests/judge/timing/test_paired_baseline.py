@@ -1,4 +1,4 @@
-"""A rival, a stock baseline timed in the same process triples as the candidate: what it decides is nothing."""
+"""A stock baseline timed in the same process triples as the candidate decides nothing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SAME = baseline("return super().forward(x)", name="same")
 TRIPLES = Settings.quick(threads=1, thorough=False, target_half_width=1e-9)
 
 
-def test_a_rival_is_timed_in_the_same_process_triples_as_the_candidate(shared_judge: Judge):
+def test_a_paired_baseline_is_timed_in_the_same_process_triples_as_the_candidate(shared_judge: Judge):
     slow = baseline("time.sleep(0.004); return super().forward(x)", name="slow")
-    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, rival=slow)
+    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, paired_baseline=slow)
     assert found.accepted, found.detail
     assert {block.process for block in found.blocks} >= {0, 1}  # a busy machine has a third
     assert all(len(block.rival_us) == len(block.candidate_us) == 2 for block in found.blocks)
@@ -56,9 +56,9 @@ def test_a_rival_is_timed_in_the_same_process_triples_as_the_candidate(shared_ju
     ],
     ids=["no constructor", "other state", "raises", "raises in a block", "leaves"],
 )  # fmt: skip
-def test_a_rival_that_fails_is_noted_and_decides_nothing(shared_judge: Judge, forward, init, why):
+def test_a_paired_baseline_that_fails_is_noted_and_decides_nothing(shared_judge: Judge, forward, init, why):
     bad = baseline(forward, init, name="bad")
-    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, rival=bad)
+    found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, paired_baseline=bad)
     assert found.accepted, found.detail
     assert why in found.checks["rival"]
     assert (found.rival, found.vs_rival, found.vs_rival_low, found.vs_rival_high) == (None, None, None, None)
@@ -66,9 +66,9 @@ def test_a_rival_that_fails_is_noted_and_decides_nothing(shared_judge: Judge, fo
     assert {block.process for block in found.blocks} >= {0, 1}
 
 
-def test_where_memory_did_not_suffice_beside_others_there_is_no_rival(shared_judge: Judge, monkeypatch):
+def test_where_memory_did_not_suffice_beside_others_there_is_no_paired_baseline(shared_judge: Judge, monkeypatch):
     monkeypatch.setattr(shared_judge._memory, "alone", True)
     once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
-    found = shared_judge.evaluate(RELU, candidate(), settings=once, rival=SAME)
+    found = shared_judge.evaluate(RELU, candidate(), settings=once, paired_baseline=SAME)
     assert (found.accepted, found.rival) == (True, None)
     assert "memory" in found.checks["rival"]

@@ -1,4 +1,4 @@
-"""The compiler that a zygote imports for its workers."""
+"""The compiler that a fork server imports for its workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.judge.isolation import zygote
+from kernelwright.judge.isolation import fork_server
 from tests.quick import exhaustive_but
 
 
@@ -21,25 +21,27 @@ class _BeganAnewError(Exception):
 @pytest.mark.parametrize(
     ("opened", "begins_anew"), exhaustive_but([([0, 0], False), ([0, 2], True), ([3, 3], False)], ([0, 2], True))
 )
-def test_a_zygote_that_opened_the_gpu_by_importing_the_compiler_begins_anew_without_it(monkeypatch, opened, begins_anew):
+def test_a_fork_server_that_opened_the_gpu_by_importing_the_compiler_begins_anew_without_it(
+    monkeypatch, opened, begins_anew
+):
     imported = []
 
     def begin_anew(program, arguments):
         assert (program, arguments) == (sys.executable, sys.orig_argv)
         raise _BeganAnewError
 
-    monkeypatch.setattr(zygote, "_gpu_files", lambda: opened.pop(0))
-    monkeypatch.setattr(zygote.importlib, "import_module", imported.append)
-    monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
-    monkeypatch.setattr(zygote.os, "execv", begin_anew)
-    monkeypatch.setattr(zygote.os, "environ", {})
+    monkeypatch.setattr(fork_server, "_gpu_files", lambda: opened.pop(0))
+    monkeypatch.setattr(fork_server.importlib, "import_module", imported.append)
+    monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
+    monkeypatch.setattr(fork_server.os, "execv", begin_anew)
+    monkeypatch.setattr(fork_server.os, "environ", {})
     if begins_anew:
         with pytest.raises(_BeganAnewError):
-            zygote._import_compiler("cuda")
-        zygote._import_compiler("cuda")
+            fork_server._import_compiler("cuda")
+        fork_server._import_compiler("cuda")
     else:
-        zygote._import_compiler("cuda")
-    assert imported == [*zygote._COMPILER]
+        fork_server._import_compiler("cuda")
+    assert imported == [*fork_server._COMPILER]
 
 
 def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):
@@ -49,34 +51,34 @@ def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monke
         imported.append(name)
         return SimpleNamespace(pick_vec_isa=lambda: probed.append(name))
 
-    monkeypatch.setattr(zygote.importlib, "import_module", import_module)
-    monkeypatch.setattr(zygote.gc, "freeze", lambda: None)
-    zygote._import_compiler("cpu")
-    assert imported == [*zygote._COMPILER, "torch._inductor.cpu_vec_isa"]
+    monkeypatch.setattr(fork_server.importlib, "import_module", import_module)
+    monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
+    fork_server._import_compiler("cpu")
+    assert imported == [*fork_server._COMPILER, "torch._inductor.cpu_vec_isa"]
     assert probed == ["torch._inductor.cpu_vec_isa"]
 
 
 def test_the_compiler_hashes_its_files_before_workers_are_forked(monkeypatch):
     hashed = []
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(torch_key=lambda: hashed.append("torch")))
-    for name in zygote._HASHES:  # the second one is not there
-        zygote._hash(name)
+    for name in fork_server._HASHES:  # the second one is not there
+        fork_server._hash(name)
     assert hashed == ["torch"]
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", None)
-    zygote._hash("torch_key")  # nothing is imported for it
+    fork_server._hash("torch_key")  # nothing is imported for it
 
 
 def test_every_module_and_function_named_for_the_compiler_is_there():
-    for name in zygote._COMPILER:
+    for name in fork_server._COMPILER:
         assert importlib.util.find_spec(name) is not None, name
     source = Path(importlib.util.find_spec("torch._inductor.codecache").origin).read_text(encoding="utf-8")
-    assert all(f"\ndef {name}(" in source for name in zygote._HASHES)
+    assert all(f"\ndef {name}(" in source for name in fork_server._HASHES)
 
 
 def test_open_files_of_the_gpu_are_counted(monkeypatch):
     read = os.readlink
-    before = zygote._gpu_files()
+    before = fork_server._gpu_files()
     with open(os.devnull, "rb") as file:
         own = f"/proc/self/fd/{file.fileno()}"
-        monkeypatch.setattr(zygote.os, "readlink", lambda path: "/dev/nvidia0" if path == own else read(path))
-        assert zygote._gpu_files() == before + 1
+        monkeypatch.setattr(fork_server.os, "readlink", lambda path: "/dev/nvidia0" if path == own else read(path))
+        assert fork_server._gpu_files() == before + 1

@@ -1,7 +1,7 @@
 """Forks workers quickly: a process that has imported torch and only forks workers, watches them and ends them.
 
 Importing torch takes seconds and a judge needs a dozen fresh processes for every candidate; a fork takes milliseconds.
-The zygote is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the
+The fork server is started before the parent holds any secret, never runs candidate code and never touches CUDA. It is the
 workers' parent, so it sees how they ended, and it measures memory and process counts from outside without
 disturbing the judge's clock.
 
@@ -33,8 +33,8 @@ from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import WORKER_ENVIRONMENT
 
-_WITHOUT_COMPILER = "KERNELWRIGHT_ZYGOTE_WITHOUT_COMPILER"
-"""Variable of a zygote that has begun anew."""
+_WITHOUT_COMPILER = "KERNELWRIGHT_FORK_SERVER_WITHOUT_COMPILER"
+"""Variable of a fork server that has begun anew."""
 _COMPILER = (
     "torch._inductor.compile_fx",
     # Imported by the first compilation in a process, for a tenth to a quarter of a second.
@@ -96,7 +96,7 @@ def _installed_path() -> list[str]:
     return sys.path if first not in started or first == ours else others
 
 
-class Zygote:
+class ForkServer:
     """The parent's handle on the fork server, which leaves the processor's core `off` free, as do its forks."""
 
     def __init__(self, off: int | None = None) -> None:
@@ -105,7 +105,7 @@ class Zygote:
         program = (
             "import json, sys; "
             "sys.path[:] = json.loads(sys.argv[2]); "
-            "from kernelwright.judge.isolation import zygote; zygote.main(int(sys.argv[1]))"
+            "from kernelwright.judge.isolation import fork_server; fork_server.main(int(sys.argv[1]))"
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(_installed_path())],
@@ -155,7 +155,7 @@ class Zygote:
             ) from error
 
     def close(self) -> None:
-        """End the zygote; workers still alive die with it."""
+        """End the fork server; workers still alive die with it."""
         self._channel.close()
         if not self._has_forked:
             self.process.kill()  # it may still be importing torch
@@ -166,7 +166,7 @@ class Zygote:
             self.process.wait()
 
 
-# --- inside the zygote --------------------------------------------------------------------------------------------
+# --- inside the fork server --------------------------------------------------------------------------------------------
 
 
 @dataclass

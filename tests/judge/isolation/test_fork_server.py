@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.errors import SandboxError
-from kernelwright.judge.isolation import sandbox, zygote
-from kernelwright.judge.isolation.zygote import Ending, Zygote, _Watched
+from kernelwright.judge.isolation import fork_server, sandbox
+from kernelwright.judge.isolation.fork_server import Ending, ForkServer, _Watched
 from kernelwright.judge.worker import serving
 from kernelwright.judge.worker.channel import Channel
 from tests.judge.snippets import RELU, candidate
@@ -27,7 +27,7 @@ LIMITS = {"memory_limit_bytes": 1000, "process_limit": 2}
 
 @pytest.fixture
 def reaper():
-    """This process adopts orphans, as the zygote does, and keeps none."""
+    """This process adopts orphans, as the fork server does, and keeps none."""
     sandbox.adopt_orphans()
     yield
     sandbox._libc.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -61,11 +61,11 @@ def session(children=0, orphans=0):
 
 def test_members_of_a_session_are_found_and_ended_whole(reaper):
     pid = session(children=2, orphans=2)
-    assert len(zygote.session_members(pid)) == 5
-    assert pid in zygote.session_members(pid)
-    answer = zygote._end(_Watched(pid, LIMITS))
+    assert len(fork_server.session_members(pid)) == 5
+    assert pid in fork_server.session_members(pid)
+    answer = fork_server._end(_Watched(pid, LIMITS))
     assert answer == {"exit_code": -signal.SIGKILL, "cause": None}
-    assert zygote.session_members(pid, zombies=True) == []
+    assert fork_server.session_members(pid, zombies=True) == []
 
 
 def test_a_session_that_is_dead_already_keeps_its_status(reaper):
@@ -73,7 +73,7 @@ def test_a_session_that_is_dead_already_keeps_its_status(reaper):
     if pid == 0:
         os._exit(7)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    ending = Ending(**zygote._end(_Watched(pid, LIMITS)))
+    ending = Ending(**fork_server._end(_Watched(pid, LIMITS)))
     assert ending.exit_code == 7
 
 
@@ -95,8 +95,8 @@ def test_a_worker_on_its_way_out_is_waited_for(monkeypatch):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         waits.append(seconds)
 
-    monkeypatch.setattr(zygote.time, "sleep", let_go)
-    ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=60.0))
+    monkeypatch.setattr(fork_server.time, "sleep", let_go)
+    ending = Ending(**fork_server._end(_Watched(pid, LIMITS), grace_s=60.0))
     assert ending.exit_code == 7
     assert len(waits) == 2
     ours.close()
@@ -111,14 +111,14 @@ def test_a_worker_that_does_not_leave_in_time_is_killed(reaper, monkeypatch):
         assert now_s[0] < 0.25, "it waits on"
         now_s.append(now_s.pop() + 0.1)
 
-    monkeypatch.setattr(zygote.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(zygote.time, "sleep", sleep)
+    monkeypatch.setattr(fork_server.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(fork_server.time, "sleep", sleep)
     try:
-        ending = Ending(**zygote._end(_Watched(pid, LIMITS), grace_s=0.25))
+        ending = Ending(**fork_server._end(_Watched(pid, LIMITS), grace_s=0.25))
     finally:
-        zygote._kill_session(pid)
+        fork_server._kill_session(pid)
     assert ending.exit_code == -signal.SIGKILL
-    assert zygote.session_members(pid, zombies=True) == []
+    assert fork_server.session_members(pid, zombies=True) == []
     assert now_s[0] > 0.25
 
 
@@ -128,29 +128,29 @@ def test_a_worker_that_was_just_forked_is_ended_as_well():
     if pid == 0:
         select.select([], [], [], 20)  # would leave by itself then, and say so
         os._exit(7)
-    ending = zygote._end(_Watched(pid, LIMITS))
+    ending = fork_server._end(_Watched(pid, LIMITS))
     assert ending["exit_code"] == -signal.SIGKILL
 
 
 def test_a_signal_reaches_every_member():
     pid = session(children=1)
-    zygote.signal_each(zygote.session_members(pid), signal.SIGKILL)
+    fork_server.signal_each(fork_server.session_members(pid), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
 def test_processes_that_end_meanwhile_are_no_error(monkeypatch):
     gone = 2**22 + 1
-    monkeypatch.setattr(zygote, "session_members", lambda pid, zombies=False: [gone])
-    zygote.signal_each([gone], signal.SIGKILL)
-    zygote._kill_session(1)
-    assert zygote._anonymous_bytes(gone) == 0
-    assert zygote._anonymous_bytes(os.getpid()) > 1 << 20
+    monkeypatch.setattr(fork_server, "session_members", lambda pid, zombies=False: [gone])
+    fork_server.signal_each([gone], signal.SIGKILL)
+    fork_server._kill_session(1)
+    assert fork_server._anonymous_bytes(gone) == 0
+    assert fork_server._anonymous_bytes(os.getpid()) > 1 << 20
 
 
 def test_a_process_that_vanishes_while_it_is_looked_at_is_no_member(monkeypatch):
     entries = [SimpleNamespace(name="self"), SimpleNamespace(name=str(2**22 + 1))]
-    monkeypatch.setattr(zygote.os, "scandir", lambda path: entries)
-    assert zygote.session_members(1) == []
+    monkeypatch.setattr(fork_server.os, "scandir", lambda path: entries)
+    assert fork_server.session_members(1) == []
 
 
 def test_an_orphan_that_is_not_ours_to_reap_is_left_to_its_parent(monkeypatch):
@@ -159,9 +159,9 @@ def test_an_orphan_that_is_not_ours_to_reap_is_left_to_its_parent(monkeypatch):
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     answers = [[2**22 + 1], []]
-    monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
-    monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: answers.pop(0))
-    assert zygote._end(_Watched(pid, LIMITS)) == {"exit_code": 0, "cause": None}
+    monkeypatch.setattr(fork_server, "_kill_session", lambda session: None)
+    monkeypatch.setattr(fork_server, "session_members", lambda session, *, zombies: answers.pop(0))
+    assert fork_server._end(_Watched(pid, LIMITS)) == {"exit_code": 0, "cause": None}
     assert answers == []
 
 
@@ -170,9 +170,9 @@ def test_an_orphan_that_never_goes_away_does_not_hold_the_judge_up(monkeypatch):
     if pid == 0:
         os._exit(0)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    monkeypatch.setattr(zygote, "_kill_session", lambda session: None)
-    monkeypatch.setattr(zygote, "session_members", lambda session, *, zombies: [2**22 + 1])
-    assert zygote._end(_Watched(pid, LIMITS))["exit_code"] == 0
+    monkeypatch.setattr(fork_server, "_kill_session", lambda session: None)
+    monkeypatch.setattr(fork_server, "session_members", lambda session, *, zombies: [2**22 + 1])
+    assert fork_server._end(_Watched(pid, LIMITS))["exit_code"] == 0
 
 
 # --- the watch ------------------------------------------------------------------------------------
@@ -181,16 +181,16 @@ def test_an_orphan_that_never_goes_away_does_not_hold_the_judge_up(monkeypatch):
 @pytest.fixture
 def killed(monkeypatch):
     ended = []
-    monkeypatch.setattr(zygote, "_kill_session", ended.append)
+    monkeypatch.setattr(fork_server, "_kill_session", ended.append)
     return ended
 
 
 def watch(monkeypatch, members, bytes_each, ticks=10):
-    monkeypatch.setattr(zygote, "session_members", lambda pid: members)
-    monkeypatch.setattr(zygote, "_anonymous_bytes", lambda pid: bytes_each)
+    monkeypatch.setattr(fork_server, "session_members", lambda pid: members)
+    monkeypatch.setattr(fork_server, "_anonymous_bytes", lambda pid: bytes_each)
     one = _Watched(5, LIMITS)
     for _ in range(ticks):
-        zygote._watch(one)
+        fork_server._watch(one)
     return one.cause
 
 
@@ -231,13 +231,13 @@ def hand_over(channel, files):
 def test_the_parent_side_of_a_fork_closes_what_was_handed_over(ends, monkeypatch):
     ours, theirs = ends
     hand_over(ours, [0, 0])
-    monkeypatch.setattr(zygote.os, "fork", lambda: 4242)
+    monkeypatch.setattr(fork_server.os, "fork", lambda: 4242)
     before = len(os.listdir("/proc/self/fd"))
-    assert zygote._fork(theirs, {"files": 2, "spawn": {}}, {}) == 4242
+    assert fork_server._fork(theirs, {"files": 2, "spawn": {}}, {}) == 4242
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("refusals", [3, zygote._FORK_TRIES])
+@pytest.mark.parametrize("refusals", [3, fork_server._FORK_TRIES])
 def test_a_fork_is_tried_again_while_processes_that_are_in_the_way_are_ended(ends, monkeypatch, refusals):
     _, theirs = ends
     outcomes, looks = [BlockingIOError()] * refusals + [4242], []
@@ -248,14 +248,14 @@ def test_a_fork_is_tried_again_while_processes_that_are_in_the_way_are_ended(end
             raise outcome
         return outcome
 
-    monkeypatch.setattr(zygote.os, "fork", fork)
-    monkeypatch.setattr(zygote, "_watch", looks.append)
-    monkeypatch.setattr(zygote.time, "sleep", lambda seconds: None)
-    if refusals == zygote._FORK_TRIES:
+    monkeypatch.setattr(fork_server.os, "fork", fork)
+    monkeypatch.setattr(fork_server, "_watch", looks.append)
+    monkeypatch.setattr(fork_server.time, "sleep", lambda seconds: None)
+    if refusals == fork_server._FORK_TRIES:
         with pytest.raises(BlockingIOError):
-            zygote._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"})
+            fork_server._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"})
     else:
-        assert zygote._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"}) == 4242
+        assert fork_server._fork(theirs, {"files": 0, "spawn": {}}, {7: "other"}) == 4242
         assert looks == ["other"] * refusals
 
 
@@ -278,11 +278,11 @@ def test_the_child_side_of_a_fork_never_returns(ends, monkeypatch, fails, status
     def leave(code):
         raise Left(code)
 
-    monkeypatch.setattr(zygote.os, "fork", lambda: 0)
-    monkeypatch.setattr(zygote.os, "_exit", leave)
-    monkeypatch.setattr(zygote, "_become_worker", become)
+    monkeypatch.setattr(fork_server.os, "fork", lambda: 0)
+    monkeypatch.setattr(fork_server.os, "_exit", leave)
+    monkeypatch.setattr(fork_server, "_become_worker", become)
     with pytest.raises(Left, match=str(status)):
-        zygote._fork(theirs, {"files": 1, "spawn": {"x": 1}}, {})
+        fork_server._fork(theirs, {"files": 1, "spawn": {"x": 1}}, {})
     assert became == [(theirs, {"x": 1}, 1)]
 
 
@@ -290,10 +290,10 @@ def test_the_child_side_of_a_fork_never_returns(ends, monkeypatch, fails, status
 def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, monkeypatch, tmp_path, role):
     _, theirs = ends
     order = []
-    monkeypatch.setattr(zygote.os, "setsid", lambda: order.append("session"))
+    monkeypatch.setattr(fork_server.os, "setsid", lambda: order.append("session"))
     monkeypatch.setattr(sandbox, "die_with_parent", lambda: order.append("bound"))
-    monkeypatch.setattr(zygote.os, "dup2", lambda source, target: order.append(target))
-    monkeypatch.setattr(zygote.signal, "signal", lambda number, action: None)
+    monkeypatch.setattr(fork_server.os, "dup2", lambda source, target: order.append(target))
+    monkeypatch.setattr(fork_server.signal, "signal", lambda number, action: None)
     monkeypatch.setattr(serving, "prepare_directories", lambda private, build: order.append((private, build)))
     monkeypatch.setattr(sandbox, "restrict", lambda writable, device, limit: order.append((writable, device, limit)))
     monkeypatch.setattr(serving, "say_where_when_asked", lambda private: order.append("thread"))
@@ -307,7 +307,7 @@ def test_a_worker_gives_up_its_rights_before_it_serves_whatever_its_role(ends, m
         "file_limit_bytes": 9,
     }
     connection, other = socket.socketpair()
-    zygote._become_worker(theirs, config, [connection.detach(), 77])
+    fork_server._become_worker(theirs, config, [connection.detach(), 77])
     other.close()
     given_up = [((private, build), "cpu", 9)]
     assert order == ["session", "bound", 0, 1, 2, (private, build), *given_up, "thread", ("serve", [77])]
@@ -322,20 +322,22 @@ def test_the_main_loop_spawns_watches_ends_and_cleans_up(monkeypatch):
     def fork(channel, message, watched):
         return pids.pop(0)
 
-    monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
-    monkeypatch.setattr(zygote, "_fork", fork)
-    monkeypatch.setattr(zygote, "_watch", lambda one: watched.append(one.pid))
-    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"exit_code": 0, "cause": None})
+    monkeypatch.setattr(fork_server, "_WATCH_S", 0.0)
+    monkeypatch.setattr(fork_server, "_fork", fork)
+    monkeypatch.setattr(fork_server, "_watch", lambda one: watched.append(one.pid))
+    monkeypatch.setattr(
+        fork_server, "_end", lambda one, grace_s=0.0: ended.append(one.pid) or {"exit_code": 0, "cause": None}
+    )
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(zygote, "_import_compiler", compilers.append)
-    monkeypatch.setattr(zygote, "_hash", hashed.append)
+    monkeypatch.setattr(fork_server, "_import_compiler", compilers.append)
+    monkeypatch.setattr(fork_server, "_hash", hashed.append)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     channel.send({"import_compiler": "cuda"})
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"spawn": LIMITS, "files": 0})
     channel.send({"end": 11, "grace_s": 0.0})
     ours.shutdown(socket.SHUT_WR)
-    zygote.main(theirs.detach())
+    fork_server.main(theirs.detach())
     assert [channel.receive() for _ in range(3)] == [{"pid": 11}, {"pid": 12}, {"exit_code": 0, "cause": None}]
     assert compilers == ["cuda"]
     assert hashed == []  # nobody waits for it
@@ -350,16 +352,16 @@ def test_the_main_loop_hashes_the_compilers_files_when_nobody_asks(monkeypatch):
 
     def hash_one(name):
         hashed.append(name)
-        if len(hashed) == len(zygote._HASHES):
+        if len(hashed) == len(fork_server._HASHES):
             ours.shutdown(socket.SHUT_WR)
 
-    monkeypatch.setattr(zygote, "_hash", hash_one)
-    monkeypatch.setattr(zygote, "_import_compiler", lambda device_type: None)
+    monkeypatch.setattr(fork_server, "_hash", hash_one)
+    monkeypatch.setattr(fork_server, "_import_compiler", lambda device_type: None)
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     Channel(ours).send({"import_compiler": "cuda"})
-    zygote.main(theirs.detach())
-    assert sorted(hashed) == sorted(zygote._HASHES)
+    fork_server.main(theirs.detach())
+    assert sorted(hashed) == sorted(fork_server._HASHES)
     ours.close()
 
 
@@ -372,14 +374,14 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
         if len(looks) == 3:
             ours.shutdown(socket.SHUT_WR)
 
-    monkeypatch.setattr(zygote, "_WATCH_S", 0.0)
-    monkeypatch.setattr(zygote, "_fork", lambda channel, message, watched: 11)
-    monkeypatch.setattr(zygote, "_watch", look)
-    monkeypatch.setattr(zygote, "_end", lambda one, grace_s=0.0: {})
+    monkeypatch.setattr(fork_server, "_WATCH_S", 0.0)
+    monkeypatch.setattr(fork_server, "_fork", lambda channel, message, watched: 11)
+    monkeypatch.setattr(fork_server, "_watch", look)
+    monkeypatch.setattr(fork_server, "_end", lambda one, grace_s=0.0: {})
     monkeypatch.setattr(sandbox, "adopt_orphans", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     Channel(ours).send({"spawn": LIMITS, "files": 0})
-    zygote.main(theirs.detach())
+    fork_server.main(theirs.detach())
     assert looks == [11, 11, 11]
     ours.close()
 
@@ -389,22 +391,22 @@ def test_the_main_loop_looks_even_when_nobody_asks(monkeypatch):
 
 @pytest.fixture
 def only_sleeps(monkeypatch):
-    """Processes of zygotes only sleep."""
+    """Processes of fork servers only sleep."""
     start = subprocess.Popen
-    monkeypatch.setattr(zygote.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
+    monkeypatch.setattr(fork_server.subprocess, "Popen", lambda command, **options: start(["sleep", "1000"], **options))
 
 
 @pytest.fixture
 def sleepy(only_sleeps, monkeypatch):
-    """A zygote whose process only sleeps."""
-    made = Zygote()
+    """A fork server whose process only sleeps."""
+    made = ForkServer()
     monkeypatch.undo()
     yield made
     made.process.kill()
     made.process.wait()
 
 
-def test_a_zygote_that_is_gone_is_a_sandbox_error(sleepy):
+def test_a_fork_server_that_is_gone_is_a_sandbox_error(sleepy):
     sleepy.process.kill()
     sleepy.process.wait()
     with pytest.raises(SandboxError, match="exit status -9"):
@@ -413,7 +415,7 @@ def test_a_zygote_that_is_gone_is_a_sandbox_error(sleepy):
         sleepy.end(1)
 
 
-def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
+def test_a_fork_server_that_does_not_go_is_killed(sleepy, monkeypatch):
     wait = sleepy.process.wait
     sleepy._has_forked = True  # else it is killed without being asked
 
@@ -428,12 +430,12 @@ def test_a_zygote_that_does_not_go_is_killed(sleepy, monkeypatch):
 
 
 def test_what_has_forked_nothing_yet_is_ended_at_once(only_sleeps):
-    one = Zygote()
+    one = ForkServer()
     one.close()
     assert one.process.returncode == -signal.SIGKILL
 
 
-def test_only_named_variables_reach_the_zygote(monkeypatch):
+def test_only_named_variables_reach_the_fork_server(monkeypatch):
     seen = {}
     start = subprocess.Popen
 
@@ -444,17 +446,17 @@ def test_only_named_variables_reach_the_zygote(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "hunter2")
     # With one queue for all streams of a GPU, work on a stream that is never joined was accepted.
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    monkeypatch.setattr(zygote.subprocess, "Popen", remember)
-    Zygote().close()
+    monkeypatch.setattr(fork_server.subprocess, "Popen", remember)
+    ForkServer().close()
     assert "CUDA_DEVICE_MAX_CONNECTIONS" not in seen
-    assert set(seen) <= {*zygote.INHERITED_VARIABLES, *zygote.WORKER_ENVIRONMENT}
-    assert seen.items() >= zygote.WORKER_ENVIRONMENT.items()
+    assert set(seen) <= {*fork_server.INHERITED_VARIABLES, *fork_server.WORKER_ENVIRONMENT}
+    assert seen.items() >= fork_server.WORKER_ENVIRONMENT.items()
     assert "PATH" in seen
 
 
 def test_torch_is_imported_before_the_first_fork(judge):
     assert not judge.evaluate(RELU, candidate("raise RuntimeError('no')")).accepted
-    assert "libtorch_cpu" in Path(f"/proc/{judge._zygote.process.pid}/maps").read_text()
+    assert "libtorch_cpu" in Path(f"/proc/{judge._fork_server.process.pid}/maps").read_text()
 
 
 def test_workers_have_no_modules_from_the_folder_that_the_program_was_started_in(tmp_path, monkeypatch):
@@ -462,4 +464,4 @@ def test_workers_have_no_modules_from_the_folder_that_the_program_was_started_in
     monkeypatch.chdir(tmp_path)
     for first, kept in ((str(tmp_path), False), ("", False), ("/elsewhere", True)):
         monkeypatch.setattr(sys, "path", [first, *others])
-        assert zygote._installed_path() == ([first, *others] if kept else others)
+        assert fork_server._installed_path() == ([first, *others] if kept else others)
