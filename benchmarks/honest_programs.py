@@ -23,8 +23,8 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.tasks.builtin import builtin_tasks
 from kernelwright.tasks.generated import family_tasks
+from kernelwright.tasks.suites import builtin_tasks
 
 GPU_TOOLS = ("triton", "cuda")
 """Programs that name one of them are not for a CPU."""

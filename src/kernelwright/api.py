@@ -24,8 +24,7 @@ from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
 from kernelwright.tasks import load_task, read_source
-from kernelwright.tasks.entries import Suite
-from kernelwright.tasks.selection import chosen_tasks, with_candidates
+from kernelwright.tasks.entries import Suite, chosen_tasks, with_candidates
 from kernelwright.tasks.suites import load_suite
 
 

@@ -11,8 +11,8 @@ from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.templates import fp16_convolution, recurrent, split_product
-from kernelwright.tasks import bundling
-from kernelwright.tasks.builtin import builtin_task, builtin_tasks
+from kernelwright.tasks.source import _LOADER
+from kernelwright.tasks.suites import builtin_task, builtin_tasks
 
 REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
 GRAPH = wrappers.wrap(REFERENCE, "cuda-graph", ("cuda-graph",))
@@ -33,7 +33,7 @@ LAUNCH = f"import torch\n{triton.HELPERS}\n_fused_0_launch = _Launch(_tanh, 256,
 FP16 = f"import torch\n{triton.HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
 RECURRENT = recurrent.emit() + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
-BUNDLE = f"_FOLDER_MODULES = {{}}\n{bundling._LOADER}"
+BUNDLE = f"_FOLDER_MODULES = {{}}\n{_LOADER}"
 
 
 def is_suspicious(text: str) -> bool:

@@ -105,7 +105,7 @@ def test_without_waiting_there_is_an_id_to_ask_for(service):
 
 
 def test_a_built_in_task_is_known_by_its_id(service):
-    from kernelwright.tasks.builtin import builtin_task
+    from kernelwright.tasks.suites import builtin_task
 
     assert service.post(task="diag_matmul").status_code == 200
     assert service.judge.jobs[0].task == builtin_task("diag_matmul")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernelwright.tasks.builtin import CLASS_LEVELS, builtin_names, builtin_task, task_class
+from kernelwright.tasks.suites import CLASS_LEVELS, builtin_names, builtin_task, task_class
 from tests.quick import exhaustive_but
 
 RANDOM_FORWARD = "linear_dropout"

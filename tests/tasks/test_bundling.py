@@ -16,7 +16,7 @@ from kernelwright.records import Task
 from kernelwright.rewrites.builtin import Recipe, Workshop
 from kernelwright.rewrites.tracing import load
 from kernelwright.tasks import bring_to_life, task_from_file
-from kernelwright.tasks.bundling import bundled, line_in_file
+from kernelwright.tasks.source import bundled, line_in_file
 
 CPU = torch.device("cpu")
 TASK = '''"""Scales rows."""

@@ -10,8 +10,7 @@ import pytest
 from kernelwright import cli
 from kernelwright.errors import CandidateError, TaskError
 from kernelwright.tasks import load_task
-from kernelwright.tasks.entries import Suite
-from kernelwright.tasks.selection import chosen_tasks, with_candidates
+from kernelwright.tasks.entries import Suite, chosen_tasks, with_candidates
 from kernelwright.tasks.suites import load_suite
 
 TASK = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x + {number}\n"

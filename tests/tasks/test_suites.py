@@ -8,9 +8,8 @@ import pytest
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
-from kernelwright.tasks.builtin import CLASS_LEVELS, builtin_names, builtin_task, builtin_tasks, task_class
 from kernelwright.tasks.source import check_task_source
-from kernelwright.tasks.suites import load_suite
+from kernelwright.tasks.suites import CLASS_LEVELS, builtin_names, builtin_task, builtin_tasks, load_suite, task_class
 
 
 def test_there_are_enough_tasks_and_each_class_has_one() -> None:

@@ -174,7 +174,7 @@ def _require_other_precisions(settings: Settings, searches: bool, strict_too: bo
 def _narrowed(suite: Suite, only: list[str] | None, candidates: Path | None, part: slice | None, limit: int | None) -> Suite:
     """The tasks that were asked for, with the user's candidates where there are some."""
     from kernelwright.errors import listed
-    from kernelwright.tasks.selection import chosen_tasks, with_candidates
+    from kernelwright.tasks.entries import chosen_tasks, with_candidates
 
     if only is not None:
         suite = chosen_tasks(suite, only)

@@ -20,8 +20,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
-from kernelwright.tasks.bundling import line_in_file
-from kernelwright.tasks.source import check_task_source
+from kernelwright.tasks.source import check_task_source, line_in_file
 
 _CONSTRUCTOR = "Have get_init_inputs() return a list of the arguments that Model's constructor takes."
 

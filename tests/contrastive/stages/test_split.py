@@ -8,8 +8,8 @@ from kernelwright.contrastive.stages.config import TasksSection
 from kernelwright.contrastive.stages.split import clusters_of, resemblance, shingles_of, split, split_of
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
-from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.generated import family_of, family_tasks
+from kernelwright.tasks.suites import builtin_task
 
 
 def renamed(task: Task, **words: str) -> Task:

@@ -15,8 +15,8 @@ from kernelwright.errors import ConfigError
 from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
-from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.generated import family_tasks
+from kernelwright.tasks.suites import builtin_task
 from tests.contrastive.stages.toys import ToyJudge, ToyTeacher, toy_code, toy_context, toy_tasks
 from tests.quick import exhaustive_but
 

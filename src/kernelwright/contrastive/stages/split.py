@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from kernelwright.contrastive.stages.config import TasksSection
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
-from kernelwright.tasks.builtin import builtin_tasks
 from kernelwright.tasks.generated import device_bound_tasks, family_of, family_tasks
-from kernelwright.tasks.suites import task_from_file
+from kernelwright.tasks.suites import builtin_tasks, task_from_file
 
 SHINGLE = 4
 """Tokens in a row that are compared. Our choice."""

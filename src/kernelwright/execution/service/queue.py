@@ -30,8 +30,8 @@ from kernelwright.execution.service.protocol import EvaluationRequest, Metrics, 
 from kernelwright.execution.service.store import EvaluationStore
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Candidate, Contract, Evaluation, Task, sha256_of
-from kernelwright.tasks.builtin import builtin_task
 from kernelwright.tasks.source import check_task_source
+from kernelwright.tasks.suites import builtin_task
 
 FAILURES_KEPT = 1000
 """Ids of failed evaluations that `get` can still explain. A failure is never an answer to a new request."""
