@@ -9,7 +9,6 @@ import pytest
 
 from tests.surface import GOLDEN, answers, commands, functions
 
-
 EXPECTED: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
 
 
