@@ -45,7 +45,7 @@ from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.fusion.triton_helpers import HELPERS
+from kernelwright.rewrites.templates.text import kernel_text
 
 OURS_MOST = 2
 """Candidates of our own side for a task, those without a CUDA graph that the policy proposes first."""
@@ -128,7 +128,7 @@ def _collect(module: Any, name: str, needed: dict[str, str]) -> None:
 
 def _launch_text() -> str:
     """The class by which kernels of our own printers are launched."""
-    return "\n\n" + HELPERS[HELPERS.index("class _Launch:") :].rstrip() + "\n"
+    return "\n\nclass _Launch:" + kernel_text("fused.triton.txt").partition("class _Launch:")[2].rstrip() + "\n"
 
 
 def arguments_of(trial: Trial, sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:

@@ -17,7 +17,7 @@ from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import ToolchainError
 from kernelwright.gpu import disassemble
-from kernelwright.rewrites.fusion.triton import HELPERS
+from kernelwright.rewrites.templates.text import kernel_text
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.deploy.test_deploy import saying
@@ -82,7 +82,7 @@ def test_launches_of_what_was_compiled_before_are_captured_too(fake):
 
 def test_a_fused_kernel_is_looked_up_once_for_aligned_tensors_and_anew_for_others(fake, monkeypatch):
     made = {"torch": torch}
-    exec(HELPERS[HELPERS.index("class _Launch") :], made)
+    exec("class _Launch" + kernel_text("fused.triton.txt").partition("class _Launch")[2], made)
     asked = []
     run = JITFunction.run
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)  # torch for a CPU has none

@@ -9,8 +9,8 @@ from kernelwright.judge.check import guard
 from kernelwright.records import Evaluation, Label, Task, Verdict
 from kernelwright.rewrites import products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
-from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.templates import fp16_convolution, recurrent, split_product
+from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.tasks.source import _LOADER
 from kernelwright.tasks.suites import builtin_task, builtin_tasks
 
@@ -18,19 +18,16 @@ REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self
 GRAPH = wrappers.wrap(REFERENCE, "cuda-graph", ("cuda-graph",))
 SEARCHED = wrappers.wrap(REFERENCE, "cudnn-cuda-graph", ("cudnn-cuda-graph",))
 DIRECT = wrappers.wrap(REFERENCE, "direct-cuda-graph", ("direct-cuda-graph",))
-FUSED = f"""import ctypes
-
-import torch.utils.cpp_extension
-
-_SOURCE = "void fused_0(const float* in0, float* out0, long threads)"
-{cpp.BUILD.replace("@name@", "fused_0123456789abcdef")}
+SOURCE = "void fused_0(const float* in0, float* out0, long threads)"
+HELPERS = kernel_text("fused.triton.txt")
+FUSED = f"""{kernel_text("fused_build.py.txt", source=SOURCE, name="fused_0123456789abcdef")}
 def fused_0(x0):
     y0 = x0.new_empty([2])
     _library.fused_0(ctypes.c_void_p(x0.data_ptr()), ctypes.c_void_p(y0.data_ptr()), ctypes.c_int64(1))
     return y0
 """
-LAUNCH = f"import torch\n{triton.HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
-FP16 = f"import torch\n{triton.HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
+LAUNCH = f"import torch\n{HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
+FP16 = f"import torch\n{HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
 RECURRENT = recurrent.emit() + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
 BUNDLE = f"_FOLDER_MODULES = {{}}\n{_LOADER}"

@@ -22,7 +22,7 @@ import torch
 
 from kernelwright.records import Task
 from kernelwright.rewrites import emit
-from kernelwright.rewrites.fusion import Foundry
+from kernelwright.rewrites.fusion import KernelFuser
 from kernelwright.rewrites.rules import RULES, rewrite
 from kernelwright.rewrites.tracing import load, trace
 
@@ -75,19 +75,19 @@ def apply_rules(
     fuse: str | None = None,
     single: bool = False,
     tiled: bool = False,
-    once: bool = False,
+    single_pass: bool = False,
     channels: bool = False,
-    half: bool = False,
+    fp16: bool = False,
     captured: bool = False,
 ) -> Rewritten:
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
     fired = [name for graph in graphs for name in rewrite(graph, [BY_NAME[name] for name in names])]
     if fuse:
-        foundry = Foundry(fuse, single, tiled, once, channels, half)
+        fuser = KernelFuser(fuse, single, tiled, single_pass, channels, fp16)
         for graph in graphs:
-            foundry.fuse(graph)
-        fired += foundry.techniques
+            fuser.fuse(graph)
+        fired += fuser.techniques
     techniques = tuple(dict.fromkeys(fired))
     return Rewritten(text, emit.module(text, traced, graphs, techniques, captured=captured), techniques)
 

@@ -408,7 +408,7 @@ def test_no_tile_divides_by_a_number_of_taps_that_may_be_zero(channels: int) -> 
 )
 def test_long_rows_are_read_once_where_the_cache_cannot_hold_them(forward: str, sizes: str, fires: bool) -> None:
     text = task_text(f"return {forward}", f"torch.empty({sizes})")
-    done = apply_rules(text, fuse="cuda", single=True, once=True)
+    done = apply_rules(text, fuse="cuda", single=True, single_pass=True)
     assert ("one-read-rows" in done.fired) == fires
     assert done.source.count("tl.load(in0") == 1 or not fires
     assert "one-read-rows" not in apply_rules(text, fuse="cuda", single=True).fired
@@ -424,7 +424,7 @@ def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.Mon
     z = torch.argmin(a - a.amax(1, keepdim=True), 1), a - a.amax(1, keepdim=True)
     return torch.softmax(a * 3, 1) + 1, F.layer_norm(a + 10, [16500]), y, z
     """
-    done = apply_rules(task_text(forward, "torch.randn(2, 16500)"), fuse="cuda", single=True, once=True)
+    done = apply_rules(task_text(forward, "torch.randn(2, 16500)"), fuse="cuda", single=True, single_pass=True)
     assert "one-read-rows" in done.fired
     source = re.sub(r" *while arrived[^\n]*\n[^\n]*\n", "", done.source)
     source = source.replace("ticket = tl.atomic_add(state, 1)", "ticket = tl.program_id(0)")
@@ -537,7 +537,7 @@ def test_convolutions_of_float16_agree_with_eager(
     """In TF32's precision where it is allowed, and else in that of float32."""
     fuse_small(monkeypatch)
     made = {
-        half: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, half=half)
+        half: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, fp16=half)
         for half in (False, True)
     }
     assert set(made[True].fired) - set(made[False].fired) == {"fp16-convolution"}
@@ -560,7 +560,7 @@ def test_few_channels_are_laid_out_with_zeros_after_them(
     )
     inputs = f"torch.randn(1, {channels}, 7, 9), torch.randn(1, {2 * channels}, 6, 8)"
     text = task_text("return self.c(a), self.t(a), self.g(b)", inputs, "\n".join(layers))
-    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
     assert "fp16-convolution" in done.fired
     each = {1: 2, 2: 2, 3: 4, 4: 4, 5: 8}[channels]
     assert re.findall(r"_Prepared\(tf32, 1, (\d+), (\d+), (\d+)", done.source) == [
@@ -603,7 +603,7 @@ def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, mon
     fuse_small(monkeypatch)
     layer = "self.c = nn.Conv2d(12, 8, 3, padding=1, bias=False)"
     text = task_text("return self.c(a)", "torch.randn(6, 12, 9, 10)", layer)
-    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
     assert "fp16-convolution" in done.fired
     candidate = done.source.replace(ALLOWS_TF32, "[True]")
     interpreted(RANGES, done.reference, candidate, tmp_path)
@@ -706,7 +706,7 @@ def float16_on_hopper(layer: str, inputs: str, folder: Path, monkeypatch: pytest
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
     monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
-    done = apply_rules(text, fuse="cuda", single=True, tiled=True, half=True)
+    done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
     path = folder / "kernels.py"
     path.write_text(done.source)
     module = module_at(path)

@@ -20,6 +20,7 @@ from kernelwright.rewrites.operators import recurrent as recurrent_layers
 from kernelwright.rewrites.operators.recurrent import replace_recurrent
 from kernelwright.rewrites.templates import recurrent
 from kernelwright.rewrites.templates.recurrent import Layers, RecurrentKnobs
+from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import load, trace
 from tests.quick import exhaustive_but
 
@@ -30,7 +31,7 @@ def on_cpu(folder: Path, head: str) -> ctypes.CDLL:
     """The kernel with these definitions before it, for a CPU."""
     before, after = (HERE / "recurrent_on_cpu.cpp").read_text().split("// KERNEL\n")
     folder.mkdir(exist_ok=True)
-    (folder / "k.cpp").write_text(before + head + recurrent.KERNEL.read_text() + after)
+    (folder / "k.cpp").write_text(before + head + kernel_text("recurrent.cu") + after)
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "k.cpp", "-o", "k.so"]
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr[-3000:]

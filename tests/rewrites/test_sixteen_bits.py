@@ -134,11 +134,11 @@ self.t = nn.ConvTranspose1d(16, 10, 4, stride=2, groups=2).to(torch.TYPE)
 """
 
 
-def convolved(dtype: str, *, half: bool = True) -> Rewritten:
+def convolved(dtype: str, *, fp16: bool = True) -> Rewritten:
     forward = "return torch.tanh(self.c(a)) * 2, torch.softmax(self.w(b), 1), self.t(c) + 1"
     inputs = "drawn(2, 6, 13, 14), drawn(1, 32, 9, 8), drawn(3, 16, 31)"
     given = drawing(task_text(forward, inputs, CONVOLUTIONS.replace("TYPE", dtype)), dtype)
-    return apply_rules(given, fuse="cuda", single=True, tiled=True, channels=True, half=half)
+    return apply_rules(given, fuse="cuda", single=True, tiled=True, channels=True, fp16=fp16)
 
 
 @needs_triton
@@ -149,7 +149,7 @@ def test_a_convolution_multiplies_the_tasks_own_numbers(tmp_path: Path, monkeypa
     body = done.source.split("class ModelNew")[1]
     assert "torch." not in body.split("super().forward")[1], "kernels compute all of it"
     assert "allow_tf32" not in done.source, "TF32 is for numbers of 32 bits"
-    assert "conv_transpose1d" in convolved("float16", half=False).source.split("class ModelNew")[1]
+    assert "conv_transpose1d" in convolved("float16", fp16=False).source.split("class ModelNew")[1]
     interpreted(PRECISE, done.reference, done.source, tmp_path, "0.51")
 
 

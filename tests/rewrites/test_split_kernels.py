@@ -13,6 +13,7 @@ import pytest
 
 from kernelwright.rewrites.templates import split_product
 from kernelwright.rewrites.templates.split_product import Knobs
+from kernelwright.rewrites.templates.text import kernel_text
 
 HERE = Path(__file__).parent
 EPILOGUE = (split_product.bias(), split_product.scale(-0.5), split_product.RELU, split_product.residual())
@@ -124,7 +125,7 @@ def test_kernels_split_as_triton_does_and_repair_what_is_marked(kind, tmp_path):
     (tmp_path / "kernels.cpp").write_text(
         f'#include "{HERE}/cuda_on_cpu.h"\n'
         + head
-        + split_product.CUDA_SOURCES[0].read_text()
+        + kernel_text("split_operands.cu")
         + (HERE / "split_on_cpu.cpp").read_text()
     )
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", "-shared", "-fPIC"]

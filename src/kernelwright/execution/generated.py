@@ -22,13 +22,13 @@ KNOWN = frozenset(
         "656b1692362a7b63",  # _Recording, rewrites/wrappers.py
         "31994751de9ea881",  # _Recording with direct copies, the same
         "87c7d5e0e9f4a870",  # _beside, the same
-        "4c1036089f312c63",  # _build, rewrites/fusion/cpp.py
-        "ccf202575904c163",  # _Launch, rewrites/fusion/triton_helpers.py
+        "4c1036089f312c63",  # _build, rewrites/templates/fused_build.py.txt
+        "ccf202575904c163",  # _Launch, rewrites/templates/fused.triton.txt
         "25ee996d370bdd20",  # _FolderModules, tasks/source.py
         "6d84f3cd589ff08d",  # built, rewrites/templates/cuda_library.txt
         "4d393cd04b7b5009",  # library, rewrites/templates/split_product.cuda.txt
         "48e3f94389c98ffa",  # Product, the same
-        "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.py
+        "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.triton.txt
         "1c6c86e9d67e5c4a",  # split, the same
         "52be548a79f29435",  # recurrent_library, rewrites/templates/recurrent.cuda.txt
         "99d61ecc0e3fdbb0",  # Recurrent, the same

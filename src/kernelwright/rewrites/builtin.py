@@ -199,22 +199,22 @@ class Workshop:
                 return "", ()
             fired.append(attention.TILED)
         if recipe.fuse:
-            foundry = fusion.Foundry(
+            fuser = fusion.KernelFuser(
                 self.device,
                 single=recipe.fuse == "all",
                 convolutions=recipe.tiled,
-                once=recipe.once,
+                single_pass=recipe.once,
                 channels=recipe.channels,
-                half=recipe.half,
+                fp16=recipe.half,
             )
             for graph in graphs:
-                foundry.fuse(graph)
+                fuser.fuse(graph)
             asked = {fusion.TILED: recipe.tiled, fusion.FP16_CONVOLUTION: recipe.half, fusion.ONE_READ: recipe.once}
             wanted = {name for name, is_asked in asked.items() if is_asked}
-            lacking = not wanted.issubset(foundry.techniques) or (recipe.channels and IN_TILE.isdisjoint(foundry.techniques))
-            if lacking or not (foundry.techniques or recipe.product or recipe.recurrent or recipe.attention):
+            lacking = not wanted.issubset(fuser.techniques) or (recipe.channels and IN_TILE.isdisjoint(fuser.techniques))
+            if lacking or not (fuser.techniques or recipe.product or recipe.recurrent or recipe.attention):
                 return "", ()
-            fired += foundry.techniques
+            fired += fuser.techniques
         techniques = tuple(dict.fromkeys(fired))
         if not techniques:
             return "", ()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.fusion.convolution import ConvolutionKernel, HalfConvolutionKernel
+from kernelwright.rewrites.fusion.convolution import ConvolutionKernel, Fp16ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import ROWS
 from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads_once
 from kernelwright.rewrites.fusion.program import LoopProgram
@@ -20,36 +19,22 @@ from kernelwright.rewrites.fusion.windows import FP16_CONVOLUTION, POOLED_TILES,
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "Foundry"]
+__all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "KernelFuser"]
+
+TECHNIQUES = (SPLIT_ROWS, TILED, FP16_CONVOLUTION, WHOLE_CHANNELS, POOLED_TILES, ONE_READ)
+"""Names of what kernels do, in the order in which a candidate tells them."""
 
 
-def _triton_kernel(
-    name: str,
-    program: LoopProgram,
-    signature: Signature,
-    strides: tuple[tuple[int, ...], ...],
-    *,
-    once: bool = False,
-    half: bool = False,
-) -> triton.TritonKernel:
-    if program.convolution is not None:
-        return (HalfConvolutionKernel if half else ConvolutionKernel)(name, program, signature, strides)
-    kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
-    made = kind(name, program, signature, strides)
-    once = once and made.nest.kind == ROWS and reads_once(made.nest) and bool(made.full_stores)
-    return OneReadKernel(name, program, signature, strides) if once else made
-
-
-class Foundry:
+class KernelFuser:
     """Makes the kernels of one module; equal kernels are made once.
 
     Args:
         device: Where they run.
         single: Whether one operator alone may become one.
         convolutions: Whether convolutions that cuDNN would compute may, on a GPU.
-        once: Whether long rows are read once, by programs that wait for one another, on a GPU.
+        single_pass: Whether long rows are read once, by programs that wait for one another, on a GPU.
         channels: Whether the kernel of a convolution may reduce its channels, and pool.
-        half: Whether it multiplies numbers of 16 bits: float16 where it may use TF32, or those of the task.
+        fp16: Whether it multiplies numbers of 16 bits: float16 where it may use TF32, or those of the task.
     """
 
     def __init__(
@@ -57,43 +42,27 @@ class Foundry:
         device: str,
         single: bool = False,
         convolutions: bool = False,
-        once: bool = False,
+        single_pass: bool = False,
         channels: bool = False,
-        half: bool = False,
+        fp16: bool = False,
     ) -> None:
-        self._kernels: dict[str, Any] = {}
+        self._kernels: dict[str, FusedKernel] = {}
         self._alone = False
-        on_gpu = device.startswith("cuda")
-        self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if on_gpu else WORTH_ALONE) if single else ()
-        self._language = "triton" if on_gpu else "cpp"
-        self._type: Callable[..., Any] = functools.partial(_triton_kernel, once=once, half=half) if on_gpu else cpp.CppKernel
-        printable = triton.accepts if on_gpu else cpp.accepts
-
-        def accepts(program: LoopProgram) -> bool:
-            if program.convolution is not None:
-                fits = (channels or not (program.reduced or program.pooled)) and (half or program.is_of_float32)
-                return convolutions and fits and printable(program)
-            return printable(program)
-
-        self._accepts = accepts
+        self._on_gpu = device.startswith("cuda")
+        self._worth: tuple[Any, ...] = (WORTH_ALONE_ON_GPU if self._on_gpu else WORTH_ALONE) if single else ()
+        self._convolutions = convolutions
+        self._single_pass = single_pass
+        self._channels = channels
+        self._fp16 = fp16
 
     @property
     def techniques(self) -> tuple[str, ...]:
         """Names of what was done so far: `fuse-all` only where some operator alone became a kernel."""
         if not self._kernels:
             return ()
-        kernels = [*self._kernels.values()]
-        convolutions = [kernel for kernel in kernels if isinstance(kernel, ConvolutionKernel)]
-        used = {
-            f"fuse-{'all' if self._alone else 'chains'}-{self._language}": True,
-            SPLIT_ROWS: any(kernel.splits_rows and not isinstance(kernel, OneReadKernel) for kernel in kernels),
-            TILED: bool(convolutions),
-            FP16_CONVOLUTION: any(isinstance(kernel, HalfConvolutionKernel) for kernel in convolutions),
-            WHOLE_CHANNELS: any(kernel.program.reduced for kernel in convolutions),
-            POOLED_TILES: any(kernel.program.pooled for kernel in kernels),
-            ONE_READ: any(isinstance(kernel, OneReadKernel) for kernel in kernels),
-        }
-        return tuple(name for name, is_used in used.items() if is_used)
+        used = {name for kernel in self._kernels.values() for name in kernel.techniques}
+        fused = f"fuse-{'all' if self._alone else 'chains'}-{'triton' if self._on_gpu else 'cpp'}"
+        return (fused, *(name for name in TECHNIQUES if name in used))
 
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""
@@ -108,9 +77,31 @@ class Foundry:
         graph.graph.lint()
         self._alone |= any(len(group.members) == 1 for group in groups)
 
-    def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
+    def _accepts(self, program: LoopProgram) -> bool:
+        """Whether a kernel may compute a program, and its printer can print it."""
+        if program.convolution is not None:
+            fits = (self._channels or not (program.reduced or program.pooled)) and (self._fp16 or program.is_of_float32)
+            if not (self._convolutions and fits):
+                return False
+        return triton.accepts(program) if self._on_gpu else cpp.accepts(program)
+
+    def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> FusedKernel:
         strides = tuple(tuple(value(node).stride()) for node in inputs)
-        text = self._type("kernel", program, signature, strides).text()
+        text = self._printed("kernel", program, signature, strides).text()
         if text not in self._kernels:
-            self._kernels[text] = self._type(f"fused_{len(self._kernels)}", program, signature, strides)
+            self._kernels[text] = self._printed(f"fused_{len(self._kernels)}", program, signature, strides)
         return self._kernels[text]
+
+    def _printed(
+        self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]
+    ) -> FusedKernel:
+        """A program in the form that suits it."""
+        if not self._on_gpu:
+            return cpp.CppKernel(name, program, signature, strides)
+        if program.convolution is not None:
+            return (Fp16ConvolutionKernel if self._fp16 else ConvolutionKernel)(name, program, signature, strides)
+        kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
+        made = kind(name, program, signature, strides)
+        if self._single_pass and made.nest.kind == ROWS and reads_once(made.nest) and made.full_stores:
+            return OneReadKernel(name, program, signature, strides)
+        return made

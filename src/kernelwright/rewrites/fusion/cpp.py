@@ -22,57 +22,13 @@ from kernelwright.rewrites.fusion.nest import (
     stores_everything,
 )
 from kernelwright.rewrites.fusion.program import LoopProgram
+from kernelwright.rewrites.templates.text import kernel_text
 
 CHUNK = 8192
 """Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a second level."""
 LONGEST_CACHED_ROW = 1 << 15
 SERIAL = 1 << 15
 """Points below which one thread does all."""
-
-PRELUDE = r"""
-#include <ATen/cpu/vec/vec.h>
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <vector>
-
-using V = at::vec::Vectorized<float>;
-constexpr int64_t WIDTH = V::size();
-
-static float across(const V& value, char kind) {
-    alignas(64) float lane[WIDTH];
-    value.store(lane);
-    double sum = 0;
-    float best = lane[0];
-    for (int64_t i = 0; i < WIDTH; ++i) {
-        sum += lane[i];
-        if (kind == '+') continue;
-        if (std::isnan(lane[i]) || (kind == '>' ? lane[i] > best : lane[i] < best)) best = lane[i];
-    }
-    return kind == '+' ? static_cast<float>(sum) : best;
-}
-"""
-
-BUILD = '''
-def _build():
-    """Compile the kernels for this processor and load them."""
-    level = torch.backends.cpu.get_cpu_capability()
-    flags = ["-O3", "-march=native", "-fopenmp", f"-DCPU_CAPABILITY={level}", f"-DCPU_CAPABILITY_{level}"]
-    path = torch.utils.cpp_extension.load_inline(
-        name="@name@", cpp_sources=_SOURCE, extra_cflags=flags, extra_ldflags=["-fopenmp"],
-        is_python_module=False, no_implicit_headers=True)
-    return ctypes.CDLL(path)
-
-
-def _laid_out(tensor, strides):
-    """The tensor with these strides: itself when it has them already."""
-    if tensor.stride() == strides:
-        return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
-
-
-_library = _build()
-'''
 
 
 def accepts(program: LoopProgram) -> bool:
@@ -113,10 +69,9 @@ class CppKernel(FusedKernel):
     @staticmethod
     def prologue(kernels: Sequence[CppKernel]) -> str:
         """The C++ source of all kernels of a module, and its build."""
-        source = PRELUDE + "\n".join(kernel.source() for kernel in kernels)
+        source = kernel_text("fused.cpp.txt") + "\n".join(kernel.source() for kernel in kernels)
         name = "fused_" + hashlib.sha256(source.encode()).hexdigest()[:16]
-        imports = "import ctypes\n\nimport torch.utils.cpp_extension\n\n"
-        return f"{imports}_SOURCE = r'''{source}'''\n" + BUILD.replace("@name@", name)
+        return kernel_text("fused_build.py.txt", source=source, name=name)
 
     def source(self) -> str:
         """The C++ function."""

@@ -33,8 +33,6 @@ class FusedKernel(ABC):
     """Text of each reduction's neutral element."""
     helpers: ClassVar[str] = ""
     """Text of functions that it needs beside those that all kernels share."""
-    splits_rows = False
-    """Whether programs compute chunks of rows."""
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
         self.__name__ = name
@@ -47,6 +45,11 @@ class FusedKernel(ABC):
         self.outputs = [f"out{index}" for index in range(len(signature.stores))]
         self.full_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if full]
         self.row_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if not full]
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of what it does beyond fusing operators."""
+        return ()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """Its outputs as fake tensors."""

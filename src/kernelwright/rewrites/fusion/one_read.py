@@ -33,6 +33,11 @@ class OneReadKernel(TritonKernel):
 
     requires: ClassVar = (f"torch.cuda.get_device_properties(None).multi_processor_count >= {2 * MOST_CHUNKS}",)
 
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of what it does beyond fusing operators."""
+        return (ONE_READ,)
+
     def _rows(self) -> str:
         outer, rows = self._numbered("i", self.nest.outer), points(self.nest.outer)
         columns, passes = points(self.nest.reduced), self.plan.passes

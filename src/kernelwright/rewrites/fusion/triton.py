@@ -24,8 +24,8 @@ from kernelwright.rewrites.fusion.nest import (
     stores_everything,
 )
 from kernelwright.rewrites.fusion.program import DTYPE, REDUCERS, ROUNDED, LoopProgram
-from kernelwright.rewrites.fusion.triton_helpers import HELPERS
 from kernelwright.rewrites.fusion.windows import MOST_CHANNELS
+from kernelwright.rewrites.templates.text import kernel_text
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
@@ -131,6 +131,11 @@ class TritonKernel(FusedKernel):
         self.pairs = pairs_of(program)
         self.plan = schedule(program, tuple(step for _, step in self.full_stores), self.pairs)
 
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of what it does beyond fusing operators."""
+        return (SPLIT_ROWS,) if self.splits_rows else ()
+
     def _whole(self) -> str:
         """Everything is one row."""
         return self._rows()
@@ -138,7 +143,8 @@ class TritonKernel(FusedKernel):
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
         """Imports and functions that all kernels of a module share, and what some of them need besides."""
-        return "\n\n".join([HELPERS, *dict.fromkeys(kernel.helpers for kernel in kernels if kernel.helpers)])
+        further = dict.fromkeys(kernel.helpers for kernel in kernels if kernel.helpers)
+        return "\n\n".join([kernel_text("fused.triton.txt"), *further])
 
     def definition(self) -> str:
         """The kernel and the function that launches it."""

@@ -22,11 +22,9 @@ four dimensions with any strides. This module itself imports the standard librar
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from string import Template
 
-SOURCE = Path(__file__).with_name("attention.triton.txt")
-"""Text of the emitted module, with `$` places."""
+from kernelwright.rewrites.templates.text import kernel_text
+
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
 """Of Triton's `tl.dot`; operands of 16 bits take `ieee`, which leaves them as they are."""
 TYPES = ("float32", "float16", "bfloat16")
@@ -167,4 +165,4 @@ def alternatives(sizes: Attention) -> tuple[AttentionKnobs, ...]:
 
 def emit(knobs: AttentionKnobs) -> str:
     """Text of a module that defines `tiled_attention(q, k, v, ..., knobs=ATTENTION_KNOBS)`."""
-    return Template(SOURCE.read_text(encoding="utf-8")).substitute(knobs=repr(asdict(knobs)))
+    return kernel_text("attention.triton.txt", knobs=asdict(knobs))

@@ -15,10 +15,8 @@ Where PyTorch does not allow TF32 the operands stay float32. This module itself 
 
 from __future__ import annotations
 
-from pathlib import Path
+from kernelwright.rewrites.templates.text import kernel_text
 
-SOURCE = Path(__file__).with_name("fp16_convolution.triton.txt")
-"""Text of the emitted functions."""
 VECTOR = 8
 """Float16 that one load takes at most."""
 LONGEST = 64
@@ -88,4 +86,4 @@ def step_at_once(each: int, taps: int) -> int:
 
 def emit() -> str:
     """Text of the functions that lay operands out, which `_Prepared` calls."""
-    return SOURCE.read_text(encoding="utf-8")
+    return kernel_text("fp16_convolution.triton.txt")

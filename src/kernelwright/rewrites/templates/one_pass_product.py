@@ -18,11 +18,9 @@ dimension, so that the kernel that follows can add them on its way. This module 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from string import Template
 
-SOURCE = Path(__file__).with_name("one_pass_product.triton.txt")
-"""Text of the emitted module, with `$` places."""
+from kernelwright.rewrites.templates.text import kernel_text
+
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
 """Of Triton's `tl.dot`; `ieee` multiplies without tensor cores."""
 LEAST_SIDE = 16
@@ -126,5 +124,4 @@ def _filled(knobs: OnePassKnobs, programs: int, k: int, wanted: int) -> OnePassK
 
 def emit(knobs: OnePassKnobs) -> str:
     """Text of a module that defines `one_pass_product(a, b, knobs=KNOBS)`."""
-    text = Template(SOURCE.read_text(encoding="utf-8"))
-    return text.substitute(knobs=repr(asdict(knobs)), least_side=repr(LEAST_SIDE))
+    return kernel_text("one_pass_product.triton.txt", knobs=asdict(knobs), least_side=LEAST_SIDE)

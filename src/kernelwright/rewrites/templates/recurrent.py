@@ -15,24 +15,16 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from string import Template
 
-SOURCE = Path(__file__).with_name("recurrent.cuda.txt")
-"""Text of the emitted module, with `$` places."""
-KERNEL = Path(__file__).with_name("recurrent.cu")
-"""The kernel, in terms that a CPU has as well."""
-LIBRARY = KERNEL.with_name("cuda_library.txt")
-"""Text of the function that compiles it."""
-DEVICE, LAUNCH = (KERNEL.with_name(name) for name in ("recurrent_device.cu", "recurrent_launch.cu"))
-"""What comes before and after it on a GPU."""
+from kernelwright.rewrites.templates.text import kernel_text, raw_literal
+
 GATES = {"lstm": 4, "gru": 3}
 MULTIPROCESSORS = 132
 """Of an H100 or H200: as many blocks run at once."""
 SHARED_BYTES = 227 * 1024
 """Shared memory that a thread block can have on an H100 or H200."""
 MOST_CELLS = 24
-"""Directions of layers in one launch; KERNEL has the same number."""
+"""Directions of layers in one launch, as many as `recurrent.cu` has."""
 LEAST_STEPS = 16
 """Time steps below which reading the weights once saves little. Our choice."""
 _THREADS = 256
@@ -137,7 +129,6 @@ def cuda_head(layers: Layers, knobs: RecurrentKnobs) -> str:
 
 def emit() -> str:
     """Text of a module that defines `Recurrent`."""
-    cuda = "".join(path.read_text(encoding="utf-8") for path in (DEVICE, KERNEL, LAUNCH))
-    library = LIBRARY.read_text(encoding="utf-8")
-    text = Template(SOURCE.read_text(encoding="utf-8"))
-    return text.substitute(most_cells=MOST_CELLS, cuda=f'r"""\n{cuda}"""', library=library)
+    cuda = raw_literal(kernel_text("recurrent_device.cu", "recurrent.cu", "recurrent_launch.cu"))
+    library = kernel_text("cuda_library.txt")
+    return kernel_text("recurrent.cuda.txt", most_cells=MOST_CELLS, cuda=cuda, library=library)

@@ -20,17 +20,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from string import Template
 
-SOURCE = Path(__file__).with_name("split_product.triton.txt")
-"""Text of the emitted module, with `$` places for knobs and the epilogue."""
-CUDA_PYTHON = Path(__file__).with_name("split_product.cuda.txt")
-"""The same of the `wgmma` form."""
-CUDA_LIBRARY = Path(__file__).with_name("cuda_library.txt")
-"""Text of the function that compiles CUDA C++, for all templates that have some."""
-CUDA_SOURCES = tuple(Path(__file__).with_name(name) for name in ("split_operands.cu", "split_product.cu"))
-"""CUDA C++ of the `wgmma` form, which follows the definitions that `cuda_head` writes."""
+from kernelwright.rewrites.templates.text import filled, kernel_text, raw_literal
+
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
 time at best for 1024 x 512 x 512, and 1.25 for 128 x 1024 x 1024, half the work (results/2026-11-23-split-products-h200)."""
@@ -44,6 +36,8 @@ LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 SHARED_BYTES = 227 * 1024
 """Shared memory that a thread block can have on an H100 or H200."""
+CUDA = ("split_operands.cu", "split_product.cu")
+"""Files with the CUDA C++ of the form `wgmma`, which follows the definitions that `cuda_head` writes."""
 FORMS = ("inline", "mixed", "split", "tma", "wgmma")
 """Where operands are split: both in the kernel, only A in the kernel, both by a pass before it (read through pointers,
 through the tensor memory accelerator, or by a kernel in CUDA C++ for Hopper alone)."""
@@ -281,7 +275,7 @@ class Fragment:
 
     Attributes:
         kernel: Triton statement on `out`, the float32 tile; `row`, `col`, `inside` and `batch` are at hand.
-        cuda: the same in CUDA C++ on one value, in column `col` and at `at` of the output; `{tensor}` is the tensor read.
+        cuda: the same in CUDA C++ on one value, in column `col` and at `at` of the output; `$tensor` is the tensor read.
         eager: the same on the tensor `out` in PyTorch, for the fall-back.
         tensor: name of the tensor that it reads, if any: float32, of `shape`.
         shape: "columns" (N values) or "output" (as the output).
@@ -298,7 +292,7 @@ def bias(name: str = "bias") -> Fragment:
     """Add a value to each column."""
     return Fragment(
         kernel=f"out += tl.load({name} + col, mask=col < n, other=0.0)[None, :]",
-        cuda="out += __ldg({tensor} + col);",
+        cuda="out += __ldg($tensor + col);",
         eager=f"out = out + {name}",
         tensor=name,
         shape="columns",
@@ -309,7 +303,7 @@ def residual(name: str = "residual") -> Fragment:
     """Add a contiguous tensor of the output's shape."""
     return Fragment(
         kernel=f"out += tl.load({name} + (batch * m + row)[:, None] * n + col[None, :], mask=inside, other=0.0)",
-        cuda="out += __ldg({tensor} + at);",
+        cuda="out += __ldg($tensor + at);",
         eager=f"out = out + {name}",
         tensor=name,
         shape="output",
@@ -379,46 +373,29 @@ def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", diff
 
 
 def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
-    """Definitions that come before `CUDA_SOURCES` for these knobs of the form `wgmma` and this epilogue."""
+    """Definitions that come before the kernels for these knobs of the form `wgmma` and this epilogue. `OVERLAP` lets a
+    kernel start while the one before it ends."""
     size = knobs.block_n // 2
-    registers = ", ".join(f"%{i}" for i in range(size))
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(size))
-    defined = {"BN": knobs.block_n, "BK": knobs.block_k, "STAGES": knobs.num_stages, "CLUSTER": knobs.cluster}
-    # OVERLAP: whether a kernel may start while the one before it ends.
-    defined |= {"GROUP": knobs.group, "OVERLAP": 1, "MOST_TENSORS": MOST_TENSORS}
-    lines = [f"#include <{name}>" for name in ("cuda.h", "cuda_fp16.h", "cuda_runtime.h", "stdint.h")]
-    lines += [f"#define {name} {value}" for name, value in defined.items()]
-    lines += [f"#define GAIN {float(knobs.gain)!r}f", f"#define NARROW {knobs.narrow!r}f"]
-    lines += [
-        "struct Tensors {",
-        f"    const float* at[{MOST_TENSORS}];",
-        "};",
-        "__device__ __forceinline__ float epilogue(float out, int64_t at, int col, const Tensors& tensors) {",
-    ]
     places = (f"tensors.at[{index}]" for index in itertools.count())
-    lines += ["    " + part.cuda.replace("{tensor}", next(places) if part.tensor else "") for part in epilogue]
-    lines += [
-        "    return out;",
-        "}",
-        f"__device__ __forceinline__ void multiply(float (&d)[{size}], uint64_t a, uint64_t b, int add) {{",
-        f'    asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{size + 2}, 0;\\n"',
-        f'        "wgmma.mma_async.sync.aligned.m64n{knobs.block_n}k16.f32.f16.f16 "',
-        f'        "{{{registers}}}, "',
-        f'        "%{size}, %{size + 1}, p, 1, 1, 0, 0;\\n}}"',
-        f'        : {outputs} : "l"(a), "l"(b), "r"(add));',
-        "}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def cuda_sources() -> str:
-    """Text of the CUDA C++ that follows the head; it is the same for all knobs."""
-    return "".join(path.read_text(encoding="utf-8") for path in CUDA_SOURCES)
+    steps = (filled(part.cuda, tensor=next(places)) if part.tensor else part.cuda for part in epilogue)
+    return kernel_text(
+        "split_head.cu.txt",
+        **asdict(knobs),
+        most_tensors=MOST_TENSORS,
+        gain=float(knobs.gain),
+        narrow=knobs.narrow,
+        epilogue="".join(f"    {step}\n" for step in steps),
+        size=size,
+        right=size + 1,
+        add=size + 2,
+        registers=", ".join(f"%{i}" for i in range(size)),
+        outputs=", ".join(f'"+f"(d[{i}])' for i in range(size)),
+    )
 
 
 def cuda_text(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
     """CUDA C++ of the form `wgmma` for these knobs and this epilogue."""
-    return cuda_head(knobs, epilogue) + cuda_sources()
+    return cuda_head(knobs, epilogue) + kernel_text(*CUDA)
 
 
 def spelled(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), eager: str = "eager") -> str:
@@ -457,12 +434,13 @@ def eager_text(epilogue: tuple[Fragment, ...], name: str = "eager") -> str:
 
 
 def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) -> str:
-    return Template(CUDA_PYTHON.read_text(encoding="utf-8")).substitute(
+    return kernel_text(
+        "split_product.cuda.txt",
         product=spelled(knobs, epilogue),
-        cuda=f'r"""\n{cuda_sources()}"""',
-        library=CUDA_LIBRARY.read_text(encoding="utf-8"),
-        least_work=repr(least_work),
-        least_side=repr(LEAST_SIDE),
+        cuda=raw_literal(kernel_text(*CUDA)),
+        library=kernel_text("cuda_library.txt"),
+        least_work=least_work,
+        least_side=LEAST_SIDE,
         eager=eager_text(epilogue),
     )
 
@@ -480,12 +458,13 @@ def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LE
     tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
     indented = "".join(f"    {fragment.kernel}\n" for fragment in epilogue)
     expected = {"columns": "(n,)", "output": "(*a.shape[:-1], n)"}
-    return Template(SOURCE.read_text(encoding="utf-8")).substitute(
+    return kernel_text(
+        "split_product.triton.txt",
         knobs=spelled(knobs, epilogue),
-        gain=repr(float(knobs.gain)),
-        narrow=repr(knobs.narrow),
-        least_work=repr(least_work),
-        least_side=repr(LEAST_SIDE),
+        gain=float(knobs.gain),
+        narrow=knobs.narrow,
+        least_work=least_work,
+        least_side=LEAST_SIDE,
         tensors="".join(f"{name}, " for name in tensors),
         epilogue=indented.rstrip("\n") or "    # No epilogue.",
         eager=eager_lines(epilogue),

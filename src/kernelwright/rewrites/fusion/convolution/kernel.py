@@ -20,7 +20,15 @@ from kernelwright.rewrites.fusion.nest import Dim
 from kernelwright.rewrites.fusion.program import POOLERS, ROW, LoopProgram, Pooled
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.fusion.window_kernel import Statements
-from kernelwright.rewrites.fusion.windows import LEAST_SUM, MOST_CHANNELS, Phase, phases_of
+from kernelwright.rewrites.fusion.windows import (
+    LEAST_SUM,
+    MOST_CHANNELS,
+    POOLED_TILES,
+    TILED,
+    WHOLE_CHANNELS,
+    Phase,
+    phases_of,
+)
 from kernelwright.rewrites.graph import contiguous_strides, numel, shape
 from kernelwright.rewrites.rules.convolution import Geometry
 
@@ -30,6 +38,8 @@ class ConvolutionKernel(TritonKernel):
     launcher."""
 
     names: ClassVar = ("POINTS", "CHANNELS", "LENGTH")
+    named: ClassVar[tuple[str, ...]] = (TILED,)
+    """Techniques of all of its kernels."""
     prepared: ClassVar[tuple[str, ...]] = ()
     """Further arguments of the kernel, which are made in each call."""
 
@@ -44,6 +54,12 @@ class ConvolutionKernel(TritonKernel):
         self.given = [signature.loads[list(program.loads).index(int(item))][0] for item in tiled.operands]
         """Arguments that hold the inputs and the weights."""
         super().__init__(name, program, signature, self._laid_out(found, signature, strides))
+
+    @property
+    def techniques(self) -> tuple[str, ...]:
+        """Names of what it does beyond fusing operators."""
+        reduces = (WHOLE_CHANNELS,) if self.program.reduced else ()
+        return (*self.named, *reduces, *((POOLED_TILES,) if self.program.pooled else ()))
 
     def _laid_out(
         self, found: Geometry, signature: Signature, strides: tuple[tuple[int, ...], ...]

@@ -15,16 +15,17 @@ from typing import Any, ClassVar, cast
 from kernelwright.rewrites.fusion.convolution.kernel import ALLOWED, ConvolutionKernel, for_both, indices, phase_lines, wide
 from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.program import ROUNDED
-from kernelwright.rewrites.fusion.windows import Phase, phases_of
+from kernelwright.rewrites.fusion.windows import FP16_CONVOLUTION, TILED, Phase, phases_of
 from kernelwright.rewrites.graph import contiguous_strides, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
 from kernelwright.rewrites.templates import fp16_convolution
 
 
-class HalfConvolutionKernel(ConvolutionKernel):
+class Fp16ConvolutionKernel(ConvolutionKernel):
     """The same with float16 operands, which lie side by side for tensor cores; float32 ones where TF32 is not allowed."""
 
     helpers: ClassVar[str] = fp16_convolution.emit()
+    named: ClassVar = (TILED, FP16_CONVOLUTION)
     prepared: ClassVar = ("pixels", "pixel_largest", "filters", "filter_largest")
 
     def _laid_out(

@@ -1,0 +1,38 @@
+"""Reads the text of kernels, which lies in files beside this one, and fills in its places."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from string import Template
+
+FOLDER = Path(__file__).parent
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def kernel_text(*names: str, **values: object) -> str:
+    """Text of files one after another, with a value at each place that is written `$name` or `${name}`.
+
+    Raises:
+        KeyError: a place has no value.
+    """
+    joined = "".join(map(_read, names))
+    return filled(joined, **values) if values else joined
+
+
+def filled(text: str, **values: object) -> str:
+    """The text with a value at each of its places.
+
+    Raises:
+        KeyError: a place has no value.
+    """
+    return Template(text).substitute(values)
+
+
+def raw_literal(text: str) -> str:
+    """Python text of a raw string that begins on a line of its own."""
+    return f'r"""\n{text}"""'
