@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from kernelwright.tasks.builtin import builtin_task
 
 from kernelwright.records import Task
+from kernelwright.tasks.suites import builtin_task
 from tests.quick import exhaustive_but
 
 GOLDEN = Path(__file__).parents[1] / "golden"
