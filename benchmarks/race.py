@@ -1,20 +1,27 @@
-"""Searches a suite, slice by slice, for a limited time, and packs all records again and again.
+"""Runs a plan of `kernelwright bench` on the GPUs of a host for a limited time, and packs all records again and again.
 
-    python3 benchmarks/race.py --suite cuda-l1 --path h100.json --slices 2/5,3/5 --seconds 1600 --work DIR --pack packed
-    python3 benchmarks/race.py ... --earlier packed/*.tar.gz    # goes on where another machine stopped
-    python3 benchmarks/race.py --suite builtin --slices 1/40 --seconds 120 --device cpu --work DIR --pack packed
+    python3 benchmarks/race.py plan.json --seconds 1560 --work DIR --pack packed
+    python3 benchmarks/race.py plan.json --seconds 60 --work DIR --pack packed --device cpu
 
-Each slice is one run directory of `kernelwright bench SUITE --slice K/N --policy builtin --minutes M`; with --kernels the
-kernels that the suite brings are judged after it, under the contract `kernelbench`. A command that outlives its time is
-killed. Whatever happens to this program, `--pack` holds the records of at most --every seconds before, and at its end all of
-them. `race_summary.py` sums up the directories.
+A plan has a list of steps for each GPU, by its number. A step is a run directory's name and the arguments of its command:
+
+    {"0": [{"name": "large", "arguments": ["kernelbench", "--path", "KernelBench", "--policy", "builtin"],
+            "share": 0.4, "earlier": "large.tar.gz"}]}
+
+It may take `share` of the seconds that are left when it begins, all by default; a search is told so in minutes. `earlier` is
+the archive of a run directory to go on with, or the folder of a published one. A step that outlives its time is killed. Each
+GPU has an equal part of the processor's cores. Whatever happens to this program, `--pack` holds the records of at most
+--every seconds before, and at its end all of them. `race_summary.py` sums up the directories.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +30,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 COMMAND = (sys.executable, "-m", "kernelwright")
 OVERTIME_S = 20.0
@@ -30,6 +38,8 @@ OVERTIME_S = 20.0
 LEAST_S = 30.0
 """Time below which nothing more is begun."""
 LEFT_OUT = ("report.html", ".lock")
+
+Step = Mapping[str, Any]
 
 
 def packed(work: Path, target: Path) -> None:
@@ -45,24 +55,16 @@ def packed(work: Path, target: Path) -> None:
         unfinished.replace(target / f"{folder.name}.tar.gz")
 
 
-def unpacked(archives: Sequence[Path], work: Path) -> None:
-    """Bring back run directories that are not there."""
-    for path in archives:
-        if not (work / path.name.removesuffix(".tar.gz")).exists():
-            with tarfile.open(path) as archive:
-                archive.extractall(work, filter="data")
-
-
 @contextlib.contextmanager
 def packing(work: Path, target: Path, every_s: float) -> Iterator[None]:
     """Pack again and again meanwhile, and all at the end."""
     over = threading.Event()
 
-    def again_and_again() -> None:
+    def pack_repeatedly() -> None:
         while not over.wait(every_s):
             packed(work, target)
 
-    packer = threading.Thread(target=again_and_again, daemon=True)
+    packer = threading.Thread(target=pack_repeatedly, daemon=True)
     packer.start()
     yield
     over.set()
@@ -75,97 +77,105 @@ def run_limited(
     work: Path,
     name: str,
     limit_s: float,
-    *,
-    cores: Iterable[int] | None = None,
-    environment: Mapping[str, str] | None = None,
+    cores: Iterable[int],
+    environment: Mapping[str, str],
 ) -> None:
-    """Run one command, and kill it and what it has started where its time is over; tell how it ended.
+    """Run one command, kill it and what it has started when its time is over, and tell how it ended.
 
     Args:
         command: Its words; what it prints goes beside its run directory.
         work: Folder of the run directories.
-        name: Of its own.
-        limit_s: Seconds that it may take.
-        cores: Processor cores that it may use. By default all.
-        environment: Its environment. By default this process's.
+        name: Its run directory's name.
+        limit_s: Longest duration, seconds.
+        cores: Processor cores that it may use.
+        environment: Its environment.
     """
     with (work / f"{name}.json").open("w") as out, (work / f"{name}.log").open("a") as log:
         process = subprocess.Popen(
             command, stdout=out, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment
         )
-        if cores is not None:
-            os.sched_setaffinity(process.pid, cores)
+        os.sched_setaffinity(process.pid, cores)
         try:
-            said = f"status {process.wait(max(0.0, limit_s))}"
+            ending = f"status {process.wait(max(0.0, limit_s))}"
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            said = "killed at the end of the time"
+            ending = "killed at the end of the time"
     last = (work / f"{name}.log").read_text(errors="replace").splitlines()[-3:]
-    print(f"{time.strftime('%X')} {name}: {said}", *last, sep="\n  ", flush=True)
+    print(f"{time.strftime('%X')} {name}: {ending}", *last, sep="\n  ", flush=True)
 
 
 class Race:
-    """Commands that share one limit of time.
+    """Steps of several GPUs that share one limit of time.
 
     Args:
-        options: Of the command line.
+        plan: Steps by the number of a GPU.
+        options: Options of the command line.
     """
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, plan: Mapping[str, Sequence[Step]], options: argparse.Namespace) -> None:
+        self.plan, self.options = plan, options
         self._ends_s = time.monotonic() + options.seconds
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until everything has to be packed."""
-        return self._ends_s - time.monotonic()
-
     def run(self) -> None:
-        """Search the slices in turn."""
-        options = self.options
-        for part in options.slices.split(","):
-            name = f"{options.suite}-{part.replace('/', 'of')}{'-only' if options.only else ''}"
-            minutes = (self.left_s - OVERTIME_S) / 60
-            search = ["--policy", "builtin", "--budget", str(options.budget), "--judge", str(options.judge)]
-            self._bench(name, part, [*search, "--minutes", f"{minutes:.2f}", "--baselines", options.baselines])
-            if options.kernels:
-                self._bench(f"{name}-kernels", part, ["--contract", "kernelbench", "--baselines", "eager"])
+        """Do all steps."""
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // len(self.plan))
+        threads = [
+            threading.Thread(target=self._serve, args=(gpu, steps, cores[number * share : (number + 1) * share] or cores))
+            for number, (gpu, steps) in enumerate(self.plan.items())
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
-    def _bench(self, name: str, part: str, further: Sequence[str]) -> None:
-        options = self.options
-        if self.left_s < LEAST_S + OVERTIME_S:
-            return
-        command = [*COMMAND, "bench", options.suite, "--slice", part, "--device", options.device]
-        command += [*(["--path", str(options.path)] if options.path else []), *further]
-        command += ["--only", options.only] if options.only else []
-        command += ["--out", str(options.work / name), "--json"]
-        print(f"{time.strftime('%X')} {name}: {self.left_s:.0f} s left", flush=True)
-        run_limited(command, options.work, name, self.left_s)
+    def _serve(self, gpu: str, steps: Sequence[Step], cores: Sequence[int]) -> None:
+        for step in steps:
+            left_s = self._ends_s - time.monotonic()
+            limit_s = min(left_s, left_s * step.get("share", 1.0))
+            if limit_s > LEAST_S + OVERTIME_S:
+                self._do(gpu, step, cores, limit_s)
+
+    def _do(self, gpu: str, step: Step, cores: Sequence[int], limit_s: float) -> None:
+        work, name, device = self.options.work, step["name"], self.options.device
+        if "earlier" in step:
+            _bring(Path(step["earlier"]), work, name)
+        command = [*COMMAND, "bench", *step["arguments"], "--device", device, "--out", str(work / name), "--json"]
+        if "--policy" in command:
+            command += ["--minutes", f"{(limit_s - OVERTIME_S) / 60:.2f}"]
+        environment = os.environ | ({} if device == "cpu" else {"CUDA_VISIBLE_DEVICES": gpu})
+        print(f"{time.strftime('%X')} GPU {gpu}, {name}: {limit_s:.0f} s", flush=True)
+        run_limited(command, work, name, limit_s, cores, environment)
+
+
+def _bring(earlier: Path, work: Path, name: str) -> None:
+    """Have a run directory to go on with in the folder of all, unless it is there."""
+    if (work / name).exists():
+        return
+    if earlier.is_file():
+        with tarfile.open(earlier) as archive:
+            archive.extractall(work, filter="data")
+        return
+    shutil.copytree(earlier, work / name)
+    for path in (work / name).glob("*.gz"):
+        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        path.unlink()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Search, or go on."""
+    """Read a plan and do it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", required=True, help="as of `kernelwright bench`")
-    parser.add_argument("--path", type=Path, help="of the suite")
-    parser.add_argument("--slices", required=True, help="such as 1/5,2/5, in the order of their importance")
-    parser.add_argument("--only", help="of these slices, tasks such as level2/40,level2/58: those with new proposals")
+    parser.add_argument("plan", type=Path)
     parser.add_argument("--seconds", type=float, required=True, help="limit of the whole, packing included")
     parser.add_argument("--work", type=Path, required=True, help="folder of the run directories")
     parser.add_argument("--pack", type=Path, required=True, help="folder of their archives")
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two packings")
-    parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="archives of an earlier race to go on with")
-    parser.add_argument("--device", default="cuda", help="`cuda` is every GPU")
-    parser.add_argument("--budget", type=int, default=24, help="proposals for a task")
-    parser.add_argument("--judge", type=int, default=3, help="screened candidates of a task that the judge takes at most")
-    parser.add_argument("--baselines", default="eager,compile,cudagraph-fresh,cudnn", help="measured beside the search")
-    parser.add_argument("--kernels", action="store_true", help="judge the kernels that the suite brings, too")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
-    unpacked(options.earlier, options.work)
     with packing(options.work, options.pack, options.every):
-        Race(options).run()
+        Race(json.loads(options.plan.read_text(encoding="utf-8")), options).run()
 
 
 if __name__ == "__main__":

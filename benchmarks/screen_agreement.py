@@ -5,12 +5,11 @@
 
 A task counts where the judge accepted two or more candidates that screening had called right. Screening's first is the one
 of them with the best estimate. Its speedup over eager, as a share of the best one's, is the ratio; both are first verdicts,
-one measurement for each. They agree from the `NEAR` of `search_h200.py` on. Where their two
-intervals do not overlap, the difference is more than noise.
+one measurement for each. They agree from `NEAR` on. Where their two intervals do not
+overlap, the difference is more than noise.
 
 The judge of a search takes a second candidate only where its estimate is clearly above what the first one measured. So these
-are the tasks on which screening had erred, and no sample of all tasks. `search_h200.py` has a phase that judges every
-candidate of some tasks.
+are the tasks on which screening had erred, and no sample of all tasks.
 """
 
 from __future__ import annotations
@@ -25,11 +24,18 @@ from statistics import median
 from typing import Any
 
 from race_numbers import THEIRS, Run
-from search_h200 import NEAR, is_certainly_slower
 
 from kernelwright.records import Evaluation
 from kernelwright.records.screened import Screened, ranked
 from kernelwright.report.rows import BASELINE_POLICY
+
+NEAR = 0.97
+"""Speedup of screening's first, in multiples of the best judged one, from which both are alike."""
+
+
+def is_certainly_slower(one: Evaluation, other: Evaluation) -> bool:
+    """True where two intervals do not overlap, and the first one lies below."""
+    return (one.speedup_high or 0.0) < (other.speedup_low or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -666,18 +666,6 @@ def test_a_pool_process_does_not_outlive_a_killed_run():
         time.sleep(0.05)
 
 
-def test_how_busy_a_device_was_counts_parts_of_evaluations(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from judge_throughput import Ended, busy
-
-    found = busy([Ended(0, 10, 4), Ended(5, 15, 4), Ended(12, 32, 8), Ended(40, 50, 4)], 10, 20)
-    # Nothing of the first and the last, half of the second, eight twentieths of the third.
-    assert found["evaluations"] == pytest.approx(0.9)
-    assert found["share_of_timing_alone"] == pytest.approx((2 + 3.2) / 10)
-    assert found["evaluations_per_minute"] == pytest.approx(5.4)
-    assert found["timing_alone_evaluations_per_minute"] == pytest.approx(60 * 0.9 / 5.2)
-
-
 def test_a_process_is_started_without_the_users_script(monkeypatch):
     script, names = ModuleType("__main__"), {"init_main_from_path", "init_main_from_name"}
     script.__file__ = "script.py"

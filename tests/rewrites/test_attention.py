@@ -5,14 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.gpu.triton_compiler import CompiledKernel, compile_triton
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.knobs import knobs_of
@@ -131,12 +132,6 @@ of another: the interpreter takes a hundredth of a second for a pair of tiles. I
 that none of these cases has it."""
 
 
-@pytest.fixture(autouse=True)
-def scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tests read what ptxas says as the script does."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-
-
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("emitted") / "attention.py"
@@ -201,10 +196,31 @@ def test_values_beyond_the_diagonals_tile_are_not_read(emitted, tmp_path):
 TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def built(path: Path, sizes: Attention, knobs: AttentionKnobs, *, causal: bool, mask: str) -> tuple[Any, str]:
-    """What a kernel takes on Hopper, and its PTX."""
-    from helion_check import resources
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of a kernel's text."""
 
+    spilled_bytes: int
+    shared_bytes: int
+    tensor_cores: str
+
+    @staticmethod
+    def of(kernel: CompiledKernel) -> Resources:
+        import triton
+
+        ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernel.ptx"
+            path.write_text(kernel.ptx)
+            command = [str(ptxas), "-v", "--gpu-name=sm_90a", str(path), "-o", str(path.with_suffix(".cubin"))]
+            told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stderr
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", told)))
+        units = next((name for name in ("wgmma", "mma.sync") if name in kernel.ptx), "-")
+        return Resources(spilled, kernel.shared_bytes, units)
+
+
+def built(path: Path, sizes: Attention, knobs: AttentionKnobs, *, causal: bool, mask: str) -> tuple[Resources, str]:
+    """What a kernel takes on Hopper, and its PTX."""
     module = module_at(path)
     kind, split = TYPES[sizes.dtype], sizes.dtype == "float32"
     (first, rest), (first_v, rest_v) = (module.attention_parts(one, split) for one in (sizes.width, sizes.width_v))
@@ -225,7 +241,7 @@ def built(path: Path, sizes: Attention, knobs: AttentionKnobs, *, causal: bool, 
         knobs.num_stages,
         aligned,
     )
-    return resources(kernel, (1,)), kernel.ptx
+    return Resources.of(kernel), kernel.ptx
 
 
 MANY = Attention(heads=1024, queries=1024, keys=1024, width=96, width_v=96)

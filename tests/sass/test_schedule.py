@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.gpu import ARCHITECTURES, disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu import disassemble
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 from kernelwright.sass.scheduling.stalls import retime
 from tests.quick import exhaustive_but
@@ -160,16 +156,3 @@ def test_a_program_names_its_kernels():
     assert program.kernel("softmax") is program.kernel()
     with pytest.raises(Exception, match="wanted kernel 'nothing'"):
         program.kernel("nothing")
-
-
-@pytest.mark.exhaustive
-def test_the_rate_of_moves_is_measured_on_every_architecture_that_is_tested(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "sass_schedules"))
-    import moves_per_second
-
-    monkeypatch.setattr(moves_per_second, "corpus_specs", lambda: {"softmax": corpus_specs()["softmax"]})
-    monkeypatch.setattr(sys, "argv", ["moves_per_second.py", "--seconds", "0.01"])
-    moves_per_second.main()
-    found = json.loads(capsys.readouterr().out)
-    assert list(found) == [f"softmax_sm{architecture}" for architecture in ARCHITECTURES]
-    assert all(rate["moves_per_second"] > 0 for rate in found.values())

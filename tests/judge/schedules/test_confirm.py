@@ -145,31 +145,3 @@ def test_a_confirmation_follows_from_its_own_ratios():
     again = Confirmation.of_ratios(recorded["log_ratios"], recorded["null_log_ratios"], recorded["baseline"])
     assert numbers_of(again) == numbers_of(found)
     assert numbers_of(read_confirmation(recorded)) == numbers_of(found)
-
-
-@pytest.mark.exhaustive
-def test_the_throughput_benchmark_runs(row_sum):
-    import importlib.util
-    from pathlib import Path
-
-    path = Path(__file__).parents[3] / "benchmarks" / "sass_throughput.py"
-    spec = importlib.util.spec_from_file_location("sass_throughput", path)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
-    found = benchmark.measure(row_sum, 0.2, check_all=True, factory=faster_by_every_changed_byte)
-    assert found["schedules"] >= 1
-    assert found["statuses"].keys() <= {"measured"}
-    assert found["kernel"] == "row_sum"
-
-
-@pytest.mark.exhaustive
-def test_several_processes_share_a_gpu_in_the_throughput_benchmark(row_sum, monkeypatch):
-    from pathlib import Path
-
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    import sass_throughput
-
-    found = sass_throughput.measure_side_by_side(row_sum, 0.2, 2, factory=faster_by_every_changed_byte)
-    assert found["measured"] >= 2
-    assert found["statuses"] == {"measured": found["measured"]}
-    assert found["measured_per_second"] > 0

@@ -1,6 +1,6 @@
 """Compile and disassemble kernels for compute capability 9.0 into a folder; no GPU is needed.
 
-    python prepare.py DIR
+    python benchmarks/sass_prepare.py DIR
 
 The corpus in small sizes that do not fill the last tile, and the kernels of `benchmarks/sass_kernels.py`.
 """
@@ -87,12 +87,12 @@ _SIZES: dict[str, dict[str, int]] = {
 
 def specs() -> dict[str, TritonSpec]:
     """Return every kernel to run, by its name."""
-    headroom = Path(__file__).resolve().parents[1] / "sass_kernels.py"
+    headroom = Path(__file__).with_name("sass_kernels.py")
     return {name: small(name) for name in CORPUS} | read_specs(headroom)
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Write a launch file, a cubin and a listing of every kernel."""
+def prepare(folder: Path, names: list[str]) -> None:
+    """Write a launch file, a cubin and a listing of every kernel, or of those that are named."""
     for name, spec in specs().items():
         if names and name not in names:
             continue
@@ -101,9 +101,14 @@ def main(folder: Path, names: list[str]) -> None:
         (folder / f"{name}.txt").write_text(disassemble(target.cubin), encoding="utf-8")
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prepare what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="kernels; all when none is named")
     options = parser.parse_args()
-    main(options.folder, options.names)
+    prepare(options.folder, options.names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Run legal schedules on GPUs of compute capability 9.0 and compare every output bit by bit.
 
-    python prepare.py DIR           # anywhere: compile and disassemble the kernels into DIR
-    python execute_schedules.py DIR --schedules 100000 --gpus 4 --processes 48 --seconds 300 --out RESULT
+    python benchmarks/sass_prepare.py DIR           # anywhere: compile and disassemble the kernels into DIR
+    python benchmarks/sass_execute.py DIR --schedules 100000 --gpus 4 --processes 48 --seconds 300 --out RESULT
 
 Needs the CUDA driver, numpy and pydantic only. The work is cut into slices of one kernel and one seed. Each goes to one
 of the processes, which share the GPUs; what it found is a line of RESULT/slices.jsonl, so the same command goes on where it
@@ -248,7 +248,7 @@ def execute(
     """Run slices until there are enough schedules or the time is up; write and return what all calls found."""
     names = sorted(path.stem for path in folder.glob("*.json"))
     if not names:
-        sys.exit(f"wanted launch files in {folder}, found none; run prepare.py first")
+        sys.exit(f"wanted launch files in {folder}, found none; run sass_prepare.py first")
     out.mkdir(parents=True, exist_ok=True)
     path = out / "slices.jsonl"
     lines = list(read(path))

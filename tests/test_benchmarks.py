@@ -1,0 +1,273 @@
+"""Each script of `benchmarks/` runs: its help, and in small what a page or a campaign needs of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import shutil
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kernelwright.contrastive.prompts import whole_source
+from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
+from kernelwright.records import Candidate, RunDirectory
+from tests.contrastive.stages.toys import toy_code, toy_evaluation, toy_task
+from tests.gpu import stand_in
+from tests.gpu.fakes import faster_by_every_changed_byte
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "benchmarks"
+RACES = ROOT / "results" / "kernelbench-h200"
+SMALL_RACE = RACES / "today-pages-5-h200"
+COMMANDS = sorted(path.name for path in FOLDER.glob("*.py") if "def main(" in path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True)
+def _one_another(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+def test_every_script_has_its_sentence():
+    told = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in sorted(FOLDER.glob("*.py")) if f"`{path.name}`" not in told] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_printed(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    assert end.value.code in (0, None)
+    assert "usage:" in capsys.readouterr().out
+
+
+# --- searched suites ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "printed"),
+    [
+        ("judge_order", [str(SMALL_RACE)], ""),
+        ("screen_agreement", [str(SMALL_RACE)], '"screen_agreement"'),
+        ("race_winners", [str(SMALL_RACE), "--out", "winners.jsonl"], "winners in winners.jsonl"),
+    ],
+)
+def test_a_published_run_is_read(name, arguments, printed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    importlib.import_module(name).main(arguments)
+    assert printed in capsys.readouterr().out
+
+
+@pytest.mark.exhaustive
+def test_the_published_summary_of_all_races_and_its_pages_are_written_again(tmp_path):
+    from race_numbers import Run
+    from race_summary import main
+
+    published = json.loads((RACES / "summary.json").read_text())
+    named = [name for key, names in published.items() if key.endswith("runs") and isinstance(names, list) for name in names]
+    others = {path.parent.name for path in RACES.glob("*/config.json")} - {*named}
+    # Of a kernel that several runs judged the last one counts.
+    named += sorted(others, key=lambda name: min(one.started for one in Run(RACES / name).evaluations()))
+    out, page = tmp_path / "results" / RACES.name, tmp_path / "docs" / "kernelbench.md"
+    out.mkdir(parents=True)
+    for name in named:
+        (out / name).symlink_to(RACES / name)
+    page.parent.mkdir()
+    shutil.copyfile(ROOT / "docs" / page.name, page)
+    main([*(str(out / name) for name in named), "--out", str(out), "--page", str(page)])
+    for name in ("summary.json", "README.md"):
+        assert (out / name).read_bytes() == (RACES / name).read_bytes(), name
+    assert page.read_bytes() == (ROOT / "docs" / page.name).read_bytes()
+
+
+@pytest.mark.exhaustive
+def test_the_numbers_of_released_kernels_are_printed_again(capsys):
+    import released_kernels
+
+    released_kernels.main([str(RACES), "--kernels", "cuda-l1-kernels-1-h200", "--searched", "cuda-l1-fp16-1-h200"])
+    printed = capsys.readouterr().out
+    assert "keep the contract kernelbench" in printed
+    assert "all: " in printed
+
+
+COMMAND = """import json, pathlib, sys
+arguments = sys.argv[1:]
+out = pathlib.Path(arguments[arguments.index("--out") + 1])
+out.mkdir(exist_ok=True)
+with (out / "evaluations.jsonl").open("a") as records:
+    print(json.dumps(arguments), file=records)
+while out.name == "endless":
+    pass
+"""
+
+
+def test_a_plan_of_searches_is_run_within_its_time_packed_and_goes_on(tmp_path, monkeypatch, capsys):
+    import race
+
+    (tmp_path / "command.py").write_text(COMMAND)
+    monkeypatch.setattr(race, "COMMAND", (sys.executable, str(tmp_path / "command.py")))
+    monkeypatch.setattr(race, "LEAST_S", 0.0)
+    monkeypatch.setattr(race, "OVERTIME_S", 0.0)
+
+    def run(work, *steps):
+        (tmp_path / "plan.json").write_text(json.dumps({"0": steps}))
+        folders = ["--work", str(tmp_path / work), "--pack", str(tmp_path / "packed"), "--device", "cpu"]
+        race.main([str(tmp_path / "plan.json"), "--seconds", "3", *folders])
+        return capsys.readouterr().out
+
+    search = {"name": "search", "arguments": ["builtin", "--policy", "builtin"], "share": 0.9}
+    endless = {"name": "endless", "arguments": ["builtin"], "share": 0.5}
+    assert "endless: killed at the end of the time" in run("work", search, endless)
+    (asked,) = [json.loads(line) for line in (tmp_path / "work" / "search" / "evaluations.jsonl").read_text().splitlines()]
+    assert asked[:2] == ["bench", "builtin"]
+    assert 0 < float(asked[asked.index("--minutes") + 1]) <= 0.05
+    with tarfile.open(tmp_path / "packed" / "search.tar.gz") as archive:
+        assert "search/evaluations.jsonl" in archive.getnames()
+    assert "search: status 0" in run("elsewhere", search | {"earlier": str(tmp_path / "packed" / "search.tar.gz")})
+    assert len((tmp_path / "elsewhere" / "search" / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.exhaustive
+def test_coverage_of_intervals_is_simulated(tmp_path, monkeypatch):
+    import interval_coverage
+
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--runs", "20", "--scored-runs", "2", "--workers", "1"])
+    interval_coverage.main()
+    assert json.loads((tmp_path / "summary.json").read_text())
+
+
+# --- contrastive training -------------------------------------------------------------------------------------------
+
+RECIPE = """
+import json, os, pathlib, sys
+words = sys.argv[1:]
+out = pathlib.Path(words[words.index("--out") + 1])
+only = words[words.index("--only") + 1 :]
+with (out / "asked.jsonl").open("a") as file:
+    file.write(json.dumps({"only": only, "gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "all")}) + chr(10))
+for part in only:
+    kind, _, name = part.partition(":")
+    if kind == "augment":
+        (out / "sft").mkdir(exist_ok=True)
+        (out / "sft" / "examples.jsonl").touch()
+    elif kind == "train":
+        (out / name / "final").mkdir(parents=True)
+        (out / name / "final" / "adapter_config.json").touch()
+    elif kind == "measure":
+        (out / "held-out" / "results").mkdir(parents=True, exist_ok=True)
+        (out / "held-out" / "results" / f"{name}.json").write_text("{}")
+    else:
+        (out / "summary.json").write_text("{}")
+"""
+"""Stands for recipes/cuda_l1.py and leaves marks."""
+
+
+def test_a_campaign_does_every_part_once_and_goes_on_elsewhere_from_its_export(tmp_path, monkeypatch):
+    import contrastive_campaign as campaign
+
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    monkeypatch.setattr(campaign, "RECIPE", tmp_path / "recipe.py")
+    monkeypatch.setattr(campaign, "POLL_S", 0.01)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def run(work, *more):
+        words = ["--base", "model", "--work", str(tmp_path / work), "--export", str(tmp_path / f"{work}-export"), *more]
+        assert campaign.main([*words, "--gpus", "4", "--time-limit", "1000", "--reserve", "300"]) == 0
+        return [json.loads(line) for line in (tmp_path / work / "asked.jsonl").read_text().splitlines()]
+
+    calls = run("work")
+    assert calls[0] == {"only": ["augment:sft"], "gpus": "0,1,2,3"}
+    assert ["train:sft", "train:self-supervised", "measure:self-supervised"] in [call["only"] for call in calls]
+    trained = {
+        call["only"][0]: call["gpus"] for call in calls if call["only"][0] in {f"train:{arm}" for arm in campaign.ARMS}
+    }
+    assert sorted(trained.values()) == ["0", "1", "2", "3"]
+    assert calls[-1]["only"] == ["summary"]
+    assert [call["only"] for call in run("elsewhere", "--resume", str(tmp_path / "work-export"))[len(calls) :]] == [
+        ["summary"]
+    ]
+
+
+def test_measurements_are_exported_and_published_without_weights(tmp_path):
+    import contrastive_export
+    from contrastive_publish import publish
+
+    task, work = toy_task("even", "amber"), tmp_path / "work"
+    candidate = Candidate(source=whole_source(task, toy_code(0), "subclass"))
+    evaluation = toy_evaluation(task, candidate)
+    RunDirectory(work / "sft").append(evaluation)
+    EvaluationCache(work / "judged.sqlite", "first", None).add(evaluation)
+    (work / "sft" / "final").mkdir()
+    save_file({"weight": torch.ones(2)}, work / "sft" / "final" / contrastive_export.WEIGHTS)
+    (work / "summary.json").write_text("{}")
+    contrastive_export.packed(work, tmp_path / "out")
+    contrastive_export.unpack(tmp_path / "out", tmp_path / "back")
+    assert EvaluationCache(tmp_path / "back" / "judged.sqlite", "first", None).find(task, candidate) == evaluation
+    publish(work, tmp_path / "published")
+    published = {str(path.relative_to(tmp_path / "published")) for path in (tmp_path / "published").rglob("*.*")}
+    assert published == {"summary.json", "sft/evaluations.jsonl.gz"}
+    assert list(RunDirectory(tmp_path / "published" / "sft").evaluations()) == [evaluation]
+
+
+def test_an_adapter_is_packed_as_its_change_and_loses_a_hundredth_of_it():
+    from contrastive_weights import error_of, packed_adapter, restored_adapter
+
+    stage_2 = {"a.lora_A.weight": torch.randn(4, 96), "b.lora_B.weight": torch.randn(64, 4)}
+    arm = {name: weight + 0.05 * torch.randn_like(weight) for name, weight in stage_2.items()}
+    since = packed_adapter(stage_2)
+    packed = packed_adapter(arm, since)
+    assert error_of(restored_adapter(packed, since), arm, stage_2) < 0.01
+    assert len(packed) < 1.5 * sum(weight.numel() for weight in arm.values()) + 1000
+
+
+# --- machine code ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@pytest.mark.toolchain
+def test_a_machine_code_campaign_in_small_and_its_published_folder(tmp_path, monkeypatch):
+    import sass_campaign
+    from sass_publish import publish
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--kernels", "rope"]
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "out"), *options, "--side-by-side", "2", "--minutes", "5"])
+    sass_campaign.main()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"], summary["failed"]) == (1, 60, 0, [])
+    assert summary["per_kernel"]["rope"]["why_not_deployed"] == "simulated"
+    publish(tmp_path / "out", tmp_path / "published")
+    assert (tmp_path / "published" / "rope" / "greedy" / "schedules.jsonl.gz").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.toolchain
+@pytest.mark.skipif(stand_in.COMPILER is None, reason="needs a C compiler")
+def test_legal_schedules_are_executed_and_wrong_outputs_counted(tmp_path, monkeypatch):
+    import sass_execute
+    import sass_prepare
+
+    monkeypatch.setenv(stand_in.VARIABLE, str(stand_in.build(tmp_path)))
+    sass_prepare.prepare(tmp_path / "kernels", ["softmax"])
+    options = {"seconds": 100.0, "slice_size": 10, "launcher_on": stand_in.stand_in_on}
+    found = sass_execute.execute(tmp_path / "kernels", tmp_path / "right", schedules=10, **options)
+    assert (found["schedules"], found["wrong"], found["faults"], found["broken"]) == (10, 0, 0, {})
+    monkeypatch.setenv("FAKE_CUDA_WRONG_AT", "9")
+    found = sass_execute.execute(tmp_path / "kernels", tmp_path / "wrong", schedules=10, **options)
+    assert (found["wrong"], found["faults"], found["bad"][0]["kernel"]) == (1, 0, "softmax")
+
+
+@pytest.mark.exhaustive
+def test_schedules_per_second_are_measured(monkeypatch, row_sum):
+    import sass_throughput
+
+    found = sass_throughput.measure(row_sum, 0.2, check_all=True, factory=faster_by_every_changed_byte)
+    assert found["schedules"] >= 1
+    found = sass_throughput.measure_side_by_side(row_sum, 0.2, 2, factory=faster_by_every_changed_byte)
+    assert found["statuses"] == {"measured": found["measured"]}
