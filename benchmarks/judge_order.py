@@ -18,8 +18,8 @@ from pathlib import Path
 
 from race_numbers import Run
 
+from kernelwright.records.decisions import SCHEDULE, best_estimate, gain_per_second
 from kernelwright.records.screened import Screened
-from kernelwright.search.schedule import LEAST_GAIN, best_estimate, promise
 
 SHARES = (0.25, 0.5, 0.75)
 """Parts of the time that all tasks take."""
@@ -53,8 +53,8 @@ def rows_of(run: Run) -> Iterator[str]:
     gains = {task: math.log(best_estimate(looks[task])) for task in costs}
     orders: tuple[Callable[[str], float], ...] = (
         lambda task: gains[task],
-        lambda task: promise(looks[task]),
-        lambda task: max(gains[task], math.log(LEAST_GAIN)) / costs[task],
+        lambda task: gain_per_second(looks[task]),
+        lambda task: max(gains[task], math.log(SCHEDULE.least_gain)) / costs[task],
     )
     for share in SHARES:
         cells = (decided(costs, gains, share, one) for one in orders)

@@ -13,10 +13,10 @@ from statistics import median
 from typing import Any
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
-from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_owed
+from kernelwright.records.decisions import BASELINE_POLICY, JUDGED, TaskRecords, TaskStatus, confirmed_best
+from kernelwright.records.screened import Screened
 from kernelwright.report.bench_table import BenchEntry, task_results
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import TaskOutcome, standings
+from kernelwright.report.standing import standings
 from kernelwright.rewrites.wrappers import WRAPPERS
 
 THEIRS = "cuda-l1"
@@ -124,7 +124,11 @@ class Run(RunDirectory):
             if one.policy != BASELINE_POLICY:
                 (confirmed if one.confirms else first)[one.task][one.candidate_sha256] = one
         count = (self.read_json("config.json") or {}).get("judge") or JUDGED
-        return {task for task, found in looks.items() if next_owed(found, first[task], confirmed[task], count) is not None}
+        return {
+            task
+            for task, found in looks.items()
+            if TaskRecords(found, judged=first[task], confirmed=confirmed[task]).pending(count)
+        }
 
     def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
         """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""
@@ -144,7 +148,7 @@ class Run(RunDirectory):
 
 def is_counted(line: Line) -> bool:
     """Whether a task is decided and its baselines are measured."""
-    return line["outcome"] in (TaskOutcome.WINNER, TaskOutcome.NONE) and line["baselines_measured"]
+    return line["outcome"] in (TaskStatus.WINNER, TaskStatus.NONE) and line["baselines_measured"]
 
 
 def ours(line: Line) -> float:
@@ -191,13 +195,13 @@ def part(lines: Sequence[Line], released: Mapping[str, Mapping[str, float | None
         for line in counted
         if line["task"] in (kernels := released.get(line["gpu"], {}))
     ]
-    undecided = [line for line in lines if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]]
+    undecided = [line for line in lines if line["outcome"] == TaskStatus.SCREENED and line["estimate"]]
     shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
     return {
         "asked": len(lines),
         "tasks": len(counted),
-        "screened_only": sum(line["outcome"] == TaskOutcome.SCREENED for line in lines),
-        "untouched": sum(line["outcome"] == TaskOutcome.UNTOUCHED for line in lines),
+        "screened_only": sum(line["outcome"] == TaskStatus.SCREENED for line in lines),
+        "untouched": sum(line["outcome"] == TaskStatus.UNTOUCHED for line in lines),
         "verified": len(won),
         "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
         "geomean_vs_eager": geomean(map(ours, counted)),
@@ -242,7 +246,7 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
     baselines are measured, or else the later.
     """
     found: dict[str, Line] = {}
-    order = list(TaskOutcome)
+    order = list(TaskStatus)
 
     def missing(line: Line) -> tuple[int, bool]:
         """How far a line is from being decided."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from race_numbers import GROUPS, ON_EITHER, Line, Run, against_best, geomean, is_alike, is_counted, on_both, once_on_either
 
+from kernelwright.records.decisions import TaskStatus
 from kernelwright.records.screened import Screened
-from kernelwright.report.standing import TaskOutcome
 
 NOTES = "notes.md"
 ONCE = "Each task once"
@@ -30,7 +30,7 @@ def interval(line: Line) -> str:
     """Speedup over eager with its interval."""
     if line["speedup"]:
         return f"{line['speedup']:.2f} ({line['low']:.2f} to {line['high']:.2f})"
-    if line["outcome"] == TaskOutcome.NONE:
+    if line["outcome"] == TaskStatus.NONE:
         return "1.00, the reference"
     return f"no result; estimate {line['estimate']:.2f}" if line["estimate"] else "no result"
 

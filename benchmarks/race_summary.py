@@ -38,7 +38,7 @@ from publishing import copy_plain, packed_bytes, write_packed
 from race_numbers import GROUPS, Run, against_best, is_counted, summary_of
 from race_page import HEAD, MARKS, NOTES, PAGE, README, headline, outlines, row, sections
 
-from kernelwright.report.standing import CUT_SHORT
+from kernelwright.records.decisions import CUT_SHORT
 
 PLAIN = (
     "config.json",

@@ -22,7 +22,7 @@ from statistics import fmean
 from race_numbers import THEIRS, Line, Run, against_theirs, geomean, is_counted, middle, once_on_either, ours
 
 from kernelwright.records import Contract, Evaluation
-from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.records.decisions import BASELINE_POLICY
 
 
 def kernels_of(runs: Iterable[Run]) -> dict[str, Evaluation]:

@@ -26,8 +26,8 @@ from typing import Any
 from race_numbers import THEIRS, Run
 
 from kernelwright.records import Evaluation
-from kernelwright.records.screened import Screened, ranked
-from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.records.decisions import BASELINE_POLICY, ranked
+from kernelwright.records.screened import Screened
 
 NEAR = 0.97
 """Speedup of screening's first, in multiples of the best judged one, from which both are alike."""

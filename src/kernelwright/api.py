@@ -14,8 +14,8 @@ from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.decisions import JUDGED
 from kernelwright.records.policy import Policy
-from kernelwright.records.screened import JUDGED
 from kernelwright.search.bench import BenchEvent
 from kernelwright.search.bench import bench as run_bench
 from kernelwright.search.bench_summary import BenchResult

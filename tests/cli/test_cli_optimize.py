@@ -13,8 +13,8 @@ from kernelwright.cli.optimize import evaluation_line
 from kernelwright.errors import CandidateError, DeviceError, PolicyError, TaskError, UsageError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
+from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.screened import screened_of
-from kernelwright.report.standing import Beside
 from kernelwright.search.beside import chosen_baselines
 from kernelwright.tasks.suites import load_suite
 from tests.samples import BarePool
@@ -124,7 +124,7 @@ def test_baselines_are_named_and_what_is_not_ahead_of_them_is_no_drop_in(place, 
 
     def searched(task, *, out, baselines, **_):
         assert baselines == ["compile", "cudagraph-fresh"]
-        beside = Beside(
+        beside = BaselineComparison(
             baselines={"compile": 1.95, "cudagraph-fresh": 0.9},
             best="compile",
             speedup=1.026,

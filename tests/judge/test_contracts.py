@@ -9,8 +9,8 @@ from kernelwright.execution.service.protocol import SettingsRequest
 from kernelwright.execution.service.queue import resolve
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
-from kernelwright.records.models import HINTS
-from kernelwright.report.bench_table import BenchEntry, Precision, _result
+from kernelwright.records.models import HINTS, Precision
+from kernelwright.report.bench_table import BenchEntry, _result
 from kernelwright.report.table import bench_table, render_markdown
 from tests.judge.snippets import RELU, candidate, task
 from tests.quick import exhaustive_but

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.records import Candidate
+from kernelwright.records.decisions import TaskRecords, TaskStatus
 from kernelwright.records.screened import Screened, screened_of
-from kernelwright.report.standing import TaskOutcome, _searched, _shares
+from kernelwright.report.standing import _shares
 from kernelwright.report.table import TaskResult
 from tests.report.test_table import accepted
 from tests.samples import TASK
@@ -21,7 +22,7 @@ def test_of_accepted_candidates_that_are_no_improvement_the_fastest_timed_one_is
         accepted(speedup, low=None if speedup is None else 0.9).model_copy(update={"candidate_sha256": str(index)})
         for index, speedup in enumerate(speedups)
     ]
-    assert _searched([], judged, 3) == (TaskOutcome.NONE, said)
+    assert TaskRecords.of(judged).status(3) == (TaskStatus.NONE, said)
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,24 @@ from typing import Any
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.canonical import sha256_of
-from kernelwright.records.screened import (
+from kernelwright.records.decisions import (
     JUDGED,
-    Screened,
     confirmed_best,
-    is_clear,
-    is_named,
-    next_owed,
+    gain_per_second,
+    headroom,
+    is_top_ranked,
+    judging_bytes,
+    needs_no_rerun,
+    next_of,
     next_to_confirm,
     next_to_judge,
 )
+from kernelwright.records.screened import Screened
 from kernelwright.report.bench_table import BenchEntry, task_results
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import _searched, standings
-from kernelwright.search.beside import best_measured, floor_of, settling_of
+from kernelwright.report.standing import standings
+from kernelwright.search.beside import floor_of, settling_of
 from kernelwright.search.optimize import history_of, nearest_miss
-from kernelwright.search.schedule import TaskState, judging_bytes, next_of, promise, room
+from kernelwright.search.schedule import TaskState
 from kernelwright.search.suite import SuiteSearch
 from kernelwright.search.tuning import variants
 from kernelwright.tasks.entries import Suite, SuiteEntry
@@ -114,24 +116,17 @@ class TaskReplay:
     proposals: list[Candidate]
     """Candidates of the task in the order in which they were screened."""
     state: TaskState = field(init=False)
-    own: list[Evaluation] = field(default_factory=list)
-    baselines: list[Evaluation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = TaskState(self.task)
+        self.state = TaskState(task=self.task)
 
     def add(self, record: Record) -> None:
         """Take in one record."""
+        self.state.add(record)
         if isinstance(record, Screened):
-            self.state.screened.append(record)
             limit, tunes = self.state.next_round(self.budget, True)
             if len(self.state.screened) >= limit:
                 self.state.end_round(limit, tunes)
-        elif record.policy == BASELINE_POLICY:
-            self.baselines.append(record)
-        else:
-            self.own.append(record)
-            (self.state.confirmed if record.confirms else self.state.judged)[record.candidate_sha256] = record
 
     def decisions(self) -> dict[str, Any]:
         """What follows from the records so far."""
@@ -140,23 +135,23 @@ class TaskReplay:
         seen = {one.candidate_sha256 for one in looks}
         waiting = [one for one in self.proposals if one.sha256 not in seen]
         chosen = next_to_judge(looks, {**confirmed, **judged}, self.count)
-        status, reason = _searched(looks, self.own, self.count)
-        near, settling = state.near_miss, settling_of(state, self.baselines, Settings())
+        status, reason = state.status(self.count)
+        near, settling = state.near_miss_to_settle, settling_of(state, Settings())
         return {
             "judge": _id(chosen),
-            "named": chosen is not None and is_named(chosen.candidate_sha256, looks, judged),
+            "named": chosen is not None and is_top_ranked(chosen.candidate_sha256, looks, judged),
             "confirm": _id(next_to_confirm(judged, confirmed)),
-            "pending": _id(next_owed(looks, judged, confirmed, self.count)),
-            "clear": [is_clear(one) for one in self.own],
+            "pending": _id(state.pending(self.count)),
+            "clear": [needs_no_rerun(one) for one in state.own],
             "best": _id(confirmed_best(confirmed.values())),
             "near": _id(near),
             "settling": settling.settings.model_dump(mode="json") if settling and settling.settings else None,
-            "best_baseline": best_measured(self.task, self.baselines),
-            "fallback": _id(floor_of(state, self.baselines)),
+            "best_baseline": state.best_baseline,
+            "fallback": _id(floor_of(state)),
             "round": state.next_round(self.budget, True),
             "settled": state.is_settled,
             "screened": [state.is_screened(self.budget, True), state.is_screened(self.budget, False)],
-            "worth": [round(room(looks), 6), round(promise(looks), 6), judging_bytes(looks)],
+            "worth": [round(headroom(looks), 6), round(gain_per_second(looks), 6), judging_bytes(looks)],
             "next": _id(next_of(waiting, [], looks, lambda kind: True)),
             "status": str(status),
             "reason": reason,

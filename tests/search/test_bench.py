@@ -15,7 +15,7 @@ from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.execution.local import JudgePool
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
-from kernelwright.report.bench_table import Precision
+from kernelwright.records.models import Precision
 from kernelwright.report.rescore import rescore
 from kernelwright.search import bench as module
 from kernelwright.tasks.entries import Suite, SuiteEntry

@@ -13,11 +13,20 @@ from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.records.compiling import Compiles, compiles, uses_inductor
+from kernelwright.records.decisions import (
+    Effort,
+    MeasurementPlan,
+    compiling_pays,
+    gain_per_second,
+    judging_bytes,
+    next_of,
+    tuning_pays,
+)
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from kernelwright.search import optimize
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import compiling_pays, judging_bytes, next_of, promise, stands_early, tuning_pays
+from kernelwright.search.schedule import settings_for
 from tests.samples import TASK, accepted, module
 
 PLAIN, SCALED = module(), module("b * a[:, None]")
@@ -72,12 +81,13 @@ def test_the_judge_takes_what_gains_most_for_each_second_that_it_costs():
         ]
 
     dear, cheap = task(4.0, 5.0, 80.0), task(2.0, 5.0, 8.0)
-    assert promise(cheap) > promise(dear), "a look of 80 s is a judge's four minutes"
-    assert promise(task(4.0, 8.0)) > promise(cheap)
-    assert promise(task(4.0, 0.1)) == promise(task(4.0, 0.2)), "the judge has costs of its own"
+    assert gain_per_second(cheap) > gain_per_second(dear), "a look of 80 s is a judge's four minutes"
+    assert gain_per_second(task(4.0, 8.0)) > gain_per_second(cheap)
+    assert gain_per_second(task(4.0, 0.1)) == gain_per_second(task(4.0, 0.2)), "the judge has costs of its own"
     nothing = [screened(PLAIN, 0.9, elapsed_s=5.0)]
-    assert promise(nothing) == promise(task(1.04, 5.0)) > promise([screened(PLAIN, 0.9, elapsed_s=9.0)])
-    assert promise([]) > 0
+    assert gain_per_second(nothing) == gain_per_second(task(1.04, 5.0))
+    assert gain_per_second(nothing) > gain_per_second([screened(PLAIN, 0.9, elapsed_s=9.0)])
+    assert gain_per_second([]) > 0
 
 
 def test_an_autotuner_must_be_able_to_win():
@@ -226,5 +236,7 @@ def test_an_autotuner_is_ended_once_something_else_is_an_improvement(tmp_path, m
 
 @pytest.mark.parametrize(("least", "most", "early"), [(3, 6, 4), (2, 3, 3), (5, 6, 5), (1, 1, 1)])
 def test_what_stands_early_has_four_process_triples_where_the_settings_allow_it(least, most, early):
-    found = stands_early(Settings(processes_min=least, processes_max=most))
+    found = settings_for(
+        MeasurementPlan(Candidate(source=PLAIN), Effort.EARLY), Settings(processes_min=least, processes_max=most)
+    )
     assert (found.processes_min, found.processes_max, found.until_certain) == (early, most, True)

@@ -7,17 +7,17 @@ import pytest
 from kernelwright.execution.local import JudgePool
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, Task
-from kernelwright.records.screened import (
-    _WORTH,
+from kernelwright.records.decisions import (
     JUDGED,
-    is_clear,
-    is_named,
+    SCHEDULE,
+    is_top_ranked,
+    needs_no_rerun,
     next_to_confirm,
     next_to_judge,
     ranked,
-    screened_of,
     too_good,
 )
+from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import WRAPPERS
 from kernelwright.search import optimize as searching
 from tests.execution.test_screening import DIES, TASK, WRONG
@@ -150,7 +150,9 @@ def test_cheats_that_fool_the_quick_look_win_nothing(tmp_path):
     left_out = {*CHEATS, "honest"} - {found.techniques[0] for found in judged}
     # Also of one that is no improvement: beside other work the interval of two processes is wide.
     reached = max((found.speedup_high for found in firsts_of(run).values() if found.accepted), default=0.0)
-    assert all(screened[name].estimate < _WORTH * reached for name in left_out), "only those not clearly above what is good"
+    assert all(screened[name].estimate < SCHEDULE.worth_judging * reached for name in left_out), (
+        "only those not clearly above what is good"
+    )
     # The cache is right, and of no use on inputs that never come again.
     accepted = {found.techniques[0]: (found.speedup_low, found.speedup) for found in judged if found.accepted}
     assert accepted.keys() <= {"caches", "honest"}, accepted
@@ -324,18 +326,18 @@ def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
 
 def test_one_clear_measurement_of_what_screening_put_first_stands():
     found = estimates(1.5, 1.4)
-    assert is_named(found[0].candidate_sha256, found, {})
-    assert not is_named(found[1].candidate_sha256, found, {})
-    assert is_named(found[1].candidate_sha256, found, verdicts(found[:1], rejected))
-    assert not is_named(found[1].candidate_sha256, found, verdicts(found[:1], accepted))
+    assert is_top_ranked(found[0].candidate_sha256, found, {})
+    assert not is_top_ranked(found[1].candidate_sha256, found, {})
+    assert is_top_ranked(found[1].candidate_sha256, found, verdicts(found[:1], rejected))
+    assert not is_top_ranked(found[1].candidate_sha256, found, verdicts(found[:1], accepted))
     doubted, small = estimates(9.0, 1.5), estimates(1.09)
-    assert not any(is_named(one.candidate_sha256, several, {}) for several in (doubted, small) for one in several)
+    assert not any(is_top_ranked(one.candidate_sha256, several, {}) for several in (doubted, small) for one in several)
     own = [one.model_copy(update={"policy": "builtin"}) for one in doubted]
-    assert [is_named(one.candidate_sha256, own, {}) for one in own] == [True, False]
+    assert [is_top_ranked(one.candidate_sha256, own, {}) for one in own] == [True, False]
     beyond = [one.model_copy(update={"candidate_us": 1.0, "least_us": 2.0}) for one in own]
-    assert not is_named(beyond[0].candidate_sha256, beyond, {})
-    assert is_clear(accepted(1.5, found[0].source))
-    assert not is_clear(accepted(1.15, found[0].source))
+    assert not is_top_ranked(beyond[0].candidate_sha256, beyond, {})
+    assert needs_no_rerun(accepted(1.5, found[0].source))
+    assert not needs_no_rerun(accepted(1.15, found[0].source))
 
 
 def test_a_winner_is_measured_again_unless_something_better_stands():

@@ -6,7 +6,8 @@ import pytest
 
 from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory
-from kernelwright.records.screened import CONFIRMATIONS_TRIED, Screened
+from kernelwright.records.decisions import SCHEDULE
+from kernelwright.records.screened import Screened
 from kernelwright.search import optimize as search
 from kernelwright.search.beside import BaselinesBeside
 from tests.samples import TASK, BarePool, accepted, rejected
@@ -26,7 +27,7 @@ def test_what_was_confirmed_before_stands_though_others_seemed_better_since(tmp_
     run.append(accepted(2.0, "# first"))
     if confirmed:
         run.append(accepted(1.9, "# first", confirms=True))
-    for number in range(CONFIRMATIONS_TRIED):
+    for number in range(SCHEDULE.confirmations_tried):
         run.append(accepted(5.0 + number))
     best = search.confirm(run, Doubting(), TASK, lambda event: None)
     assert (best and best.speedup) == (1.9 if confirmed else None)

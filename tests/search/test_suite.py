@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, RunDirectory, Task, TimingBlock, sha256_of
+from kernelwright.records import Candidate, RunDirectory, Task, TimingBlock, decisions, sha256_of
+from kernelwright.records.decisions import SCHEDULE, headroom
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.search import schedule
 from kernelwright.search import suite as searching
 from kernelwright.search.beside import rival_of
-from kernelwright.search.schedule import room
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.quick import exhaustive_but
 from tests.samples import TASK, accepted, rejected
@@ -76,6 +77,7 @@ class Judges:
             LEAST.add(job.settings.processes_min)
             speedup = float(job.candidate.techniques[0])
             common = {"task": job.task.id, "task_sha256": job.task.sha256, "policy": "builtin"}
+            common["techniques"] = job.candidate.techniques
             if speedup == LIES:
                 yield job, rejected(source=job.candidate.source, **common)
             else:
@@ -180,7 +182,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, m
 
     monkeypatch.setattr(searching, "Searchers", ScreensSlowly)
     monkeypatch.setattr(searching, "JudgePool", JudgesAtOnce)
-    monkeypatch.setattr(searching, "SCREENED_BESIDE", float(beside))
+    monkeypatch.setattr(searching, "SCHEDULE", replace(SCHEDULE, screened_when_judging_begins=float(beside)))
     MEASURED.clear()
     run, heard = RunDirectory(tmp_path), []
     search = searching.SuiteSearch(run, SUITE, BuiltinPolicy(), ["cuda:0"], Settings(), 4, 1, None, heard.append)
@@ -229,9 +231,9 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
                 jobs.append(job)
                 yield from super().evaluate([job])
 
-    monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 1.45)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, clear_low=1.45))
     run = RunDirectory(tmp_path)
-    one, two = TASKS
+    _, two = TASKS
     for found in (
         baseline(two, "compile", 1.2),
         baseline(two, "cudagraph-fresh", 1.1),
@@ -253,11 +255,10 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_as_its_rival(tmp_p
         ("one", "1.4", None),
     ]
     assert jobs[0].rival == Candidate(source=baseline_source(two, "compile"), policy="baseline", techniques=("compile",))
-    assert one.sha256 not in search._baselines
 
 
 def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, worth_judging=0.0))
     search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
     search.screen(Screens(["cpu"], None, "builtin", None, Judges(["cpu"], None, 1, None)))
     MEASURED.clear()
@@ -288,7 +289,7 @@ class Wanting:
 
 
 def test_further_candidates_of_a_task_with_a_winner_make_room_for_what_must_be_screened_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelwright.records.screened._WORTH", 0.0)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, worth_judging=0.0))
     monkeypatch.setattr(searching, "_POLL_S", 0.0)
     search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 3, None, None)
     search.screen(Screens(["cpu"], None, "builtin", None, Judges(["cpu"], None, 1, None)))
@@ -378,8 +379,9 @@ def test_baselines_that_are_measured_beside_become_rivals(tmp_path, failed):
     search = searching.SuiteSearch(RunDirectory(tmp_path), SUITE, BuiltinPolicy(), ["cpu"], Settings(), 4, 1, None, None)
     search._judging_begins.set()
     search.measure(SUITE, ["compile"], Rotates([], None, 1, None))
-    assert set(search._baselines) == {task.sha256 for task in TASKS}
-    rivals = [rival_of(task, search._baselines[task.sha256]) for task in TASKS]
+    states = search._states.values()
+    assert all(state.has_baselines for state in states)
+    rivals = [rival_of(state.task, state.baselines) for state in states]
     assert [one and one.techniques for one in rivals] == [None if failed else ("compile",)] * 2
 
 
@@ -442,7 +444,7 @@ def test_a_near_miss_is_measured_once_more_by_as_many_series_as_settle_it(tmp_pa
     monkeypatch.setattr(Judges, "evaluate", evaluate)
     result = search(tmp_path, budget=4, judged=3)
     needed = missed(TASKS[0]).processes_to_settle
-    assert 6 < needed <= schedule.SETTLING_PROCESSES
+    assert 6 < needed <= SCHEDULE.settling_processes
     settles = "one", "1.5", max(6, -(-needed // 2)), 2 * 8
     assert [job for job in jobs if job[3] != 8] == [settles]
     assert [job for job in jobs if job[0] == "one"][-1] == settles, "it is owed nothing else by then"
@@ -474,7 +476,8 @@ def test_a_near_miss_is_settled_before_what_gains_less_once_its_baselines_are_th
         begun.set()
     search._baselines_over.clear()
     if measured:
-        search._baselines = {task.sha256: [] for task in tasks.values()}
+        for state in search._states.values():
+            state.has_baselines = True
     order = []
 
     class Takes(Judges):
@@ -501,10 +504,10 @@ def test_a_near_miss_is_settled_before_what_gains_less_once_its_baselines_are_th
     ids=["near", "the nearest", "too many processes", "far", "one was settled", "a winner"],
 )
 def test_which_near_miss_is_settled(found, named):
-    state = schedule.TaskState(TASKS[0])
+    state = schedule.TaskState(task=TASKS[0])
     for one in found:
         (state.confirmed if one.confirms else state.judged)[one.candidate_sha256] = one
-    assert (state.near_miss and state.near_miss.techniques[0]) == named
+    assert (state.near_miss_to_settle and state.near_miss_to_settle.techniques[0]) == named
 
 
 class Killed(Exception):
@@ -526,7 +529,7 @@ def kill_after(records):
 @pytest.mark.parametrize("records", exhaustive_but([1, 5, 8, 11], 5))
 def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, monkeypatch, records, stands):
     if not stands:
-        monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 2.0)
+        monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, clear_low=2.0))
     with pytest.raises(Killed):
         search(tmp_path, budget=4, judged=1, on_event=kill_after(records))
     result = search(tmp_path, budget=4, judged=1)
@@ -563,7 +566,7 @@ def test_with_minutes_a_clear_gain_need_not_be_measured_in_full(tmp_path):
 
 
 def test_with_minutes_a_gain_that_is_not_clear_is_measured_in_full_after_that(tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelwright.search.suite.is_clear", lambda found: False)
+    monkeypatch.setattr("kernelwright.records.decisions.needs_no_rerun", lambda found: False)
     MEASURED.clear()
     search(tmp_path, budget=4, judged=1, minutes=5)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [
@@ -574,7 +577,7 @@ def test_with_minutes_a_gain_that_is_not_clear_is_measured_in_full_after_that(tm
 
 
 def test_of_two_measurements_the_first_may_end_when_it_is_certain(tmp_path, monkeypatch):
-    monkeypatch.setattr("kernelwright.records.screened.CLEAR_LOW", 2.0)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, clear_low=2.0))
     MEASURED.clear()
     search(tmp_path, budget=4, judged=1)
     assert [(name, certain) for task, name, certain in MEASURED if task == "one"] == [
@@ -585,7 +588,7 @@ def test_of_two_measurements_the_first_may_end_when_it_is_certain(tmp_path, monk
 
 
 def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "FIRST_LOOK", 2)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, first_look=2))
     JOBS.clear()
     search(tmp_path, budget=6, judged=1, minutes=5.0)
     assert [
@@ -607,7 +610,7 @@ def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path, monke
             yield from super().screen([slow])
             yield from super().screen(jobs)
 
-    monkeypatch.setattr(schedule, "FIRST_LOOK", 2)
+    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, first_look=2))
     monkeypatch.setattr(searching, "Searchers", TwoAtOnce)
     search(tmp_path, budget=6, judged=1, minutes=5.0)
     assert len(list(RunDirectory(tmp_path).screened())) == 8
@@ -661,13 +664,13 @@ def test_progress_tells_the_best_so_far_and_what_is_settled(tmp_path):
 
 
 def test_minutes_go_to_tasks_with_room_left(tmp_path):
-    state = schedule.TaskState(TASK)
+    state = schedule.TaskState(task=TASK)
     assert not state.is_settled, "a first look is owed to every task"
-    state.looked_at = schedule.FIRST_LOOK
+    state.looked_at = SCHEDULE.first_look
     candidate = Candidate(source="#")
     state.screened = [screened_of(TASK, candidate, correct=True, estimate=1.5, candidate_us=10.0, least_us=2.0)]
-    assert (state.is_settled, room(state.screened)) == (False, 5.0)
-    state.looked_at, state.before = 2 * schedule.FIRST_LOOK, 1.49
+    assert (state.is_settled, headroom(state.screened)) == (False, 5.0)
+    state.looked_at, state.before = 2 * SCHEDULE.first_look, 1.49
     assert state.is_settled, "the last proposals brought nothing"
     state.before = 1.2
     assert not state.is_settled

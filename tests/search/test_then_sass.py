@@ -11,6 +11,7 @@ from kernelwright.deploy.compose import Composition, TunedLaunch
 from kernelwright.errors import DeviceError, TaskError, UsageError
 from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.records import Evaluation, RunDirectory, Task, Verdict
+from kernelwright.records.decisions import is_composed
 from kernelwright.search import then_sass
 
 TASK = Task(id="t", source="reference")
@@ -90,8 +91,8 @@ def test_a_faster_composition_is_judged_twice_and_takes_the_place(tmp_path, comp
     assert best.parent == BEST.candidate_sha256
     assert composed.tuned == [b"sass-0-a_b_c", b"sass-1-a_b_c"]
     assert [found.confirms for found in run.evaluations()] == [False, True]
-    assert all(then_sass.is_composed(found) for found in run.evaluations())
-    assert not then_sass.is_composed(BEST)
+    assert all(is_composed(found) for found in run.evaluations())
+    assert not is_composed(BEST)
 
 
 @pytest.mark.parametrize("after", [1, 2])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kernelwright.records import Candidate
+from kernelwright.records.decisions import next_to_judge, ranked
 from kernelwright.records.knobs import knobs_of
-from kernelwright.records.screened import next_to_judge, ranked, screened_of
+from kernelwright.records.screened import screened_of
 from kernelwright.search.proposals import Proposals
 from kernelwright.search.tuning import SAMPLED, variants
 from tests.samples import TASK

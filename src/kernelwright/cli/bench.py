@@ -206,11 +206,11 @@ def _search(suite: Suite, proposer: Proposer, out: Path, status: Status, **given
 
 def _end_of_search(result: BenchResult) -> str:
     """The drop-ins that were handed out, and how many tasks are owed a look, a verdict or baselines and did not fail."""
-    from kernelwright.report.standing import TaskOutcome
+    from kernelwright.records.decisions import TaskStatus
 
     ahead = sum(line["ahead"] for line in result.tasks)
     kept = f": {result.run / 'optimized'}" if ahead else ", as no winner is certainly ahead of its best baseline"
-    owed, failed = (TaskOutcome.SCREENED, TaskOutcome.UNTOUCHED), {name.rpartition(" ")[0] for name in result.errors}
+    owed, failed = (TaskStatus.SCREENED, TaskStatus.UNTOUCHED), {name.rpartition(" ")[0] for name in result.errors}
     sound = [line for line in result.tasks if line["task"] not in failed]
     left = sum(line["outcome"] in owed or not line["baselines_measured"] for line in sound)
     unfinished = f"\nnot done  {left} of {len(result.tasks)} tasks; the same command goes on" if left else ""

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from kernelwright.execution.zygotes import Zygotes
     from kernelwright.records import Evaluation
+    from kernelwright.records.decisions import BaselineComparison
     from kernelwright.records.screened import Screened
-    from kernelwright.report.standing import Beside
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 
@@ -228,7 +228,7 @@ def in_words(result: OptimizeResult) -> str:
     return "\n".join(lines)
 
 
-def beside_in_words(beside: Beside) -> str:
+def beside_in_words(beside: BaselineComparison) -> str:
     """How a winner stands against the baselines, in one line."""
     others = ", ".join(f"{name} {speedup:.2f}x" for name, speedup in beside.baselines.items())
     how = "ahead" if beside.is_ahead else "not certainly ahead"

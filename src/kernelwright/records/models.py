@@ -5,6 +5,7 @@ They are frozen and forbid unknown fields. `docs/record-format.md` describes the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -236,6 +237,24 @@ class Candidate(_Record):
     def sha256(self) -> str:
         """Identity: the hash of the source."""
         return sha256_of(self.source)
+
+
+class Precision(StrEnum):
+    """Use of TF32 on both sides of an evaluation."""
+
+    DEFAULT = "default"
+    """PyTorch's default: cuDNN may use it, products may not."""
+    STRICT = "strict"
+    """Nothing may use it."""
+    TF32_PRODUCTS = "tf32-products"
+    """Products may use it too."""
+
+    @classmethod
+    def of(cls, names: Mapping[str, Any]) -> Precision:
+        """The precision that settings, or the checks of an evaluation, have."""
+        if names.get("strict_fp32"):
+            return cls.STRICT
+        return cls.TF32_PRODUCTS if names.get("tf32_products") else cls.DEFAULT
 
 
 class TimingBlock(_Record):

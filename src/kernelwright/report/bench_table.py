@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
 from statistics import median
 from typing import Any
 
 from kernelwright.records import Evaluation, RunDirectory
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import Beside, beside_of, standings
-from kernelwright.report.table import OVERWRITING, TaskResult, baseline_table, bench_table, tally
+from kernelwright.records.decisions import BASELINE_POLICY, OVERWRITING, BaselineComparison
+from kernelwright.records.models import Precision
+from kernelwright.report.standing import beside_of, standings
+from kernelwright.report.table import TaskResult, baseline_table, bench_table, tally
 
 ENTRIES = "entries.json"
 """File with the lines of the table, without which it cannot be computed again."""
@@ -47,7 +47,7 @@ def task_results(
     return [replace(result, never_best=never_best) for result in results]
 
 
-def beside_winner(run: RunDirectory, winner: Evaluation) -> Beside | None:
+def beside_winner(run: RunDirectory, winner: Evaluation) -> BaselineComparison | None:
     """How a search's winner stands against the baselines of its run; None where none but eager was measured."""
     entry = BenchEntry(winner.task, winner.task_sha256, None, winner.candidate_sha256)
     (line,) = standings(run, task_results(run, [entry], {}))
@@ -65,24 +65,6 @@ def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, An
         "baselines": [asdict(row) for row in baseline_table(results)],
         "tasks": standings(run, results),
     }
-
-
-class Precision(StrEnum):
-    """Use of TF32 on both sides of an evaluation."""
-
-    DEFAULT = "default"
-    """PyTorch's default: cuDNN may use it, products may not."""
-    STRICT = "strict"
-    """Nothing may use it."""
-    TF32_PRODUCTS = "tf32-products"
-    """Products may use it too."""
-
-    @classmethod
-    def of(cls, names: Mapping[str, Any]) -> Precision:
-        """The precision that settings, or the checks of an evaluation, have."""
-        if names.get("strict_fp32"):
-            return cls.STRICT
-        return cls.TF32_PRODUCTS if names.get("tf32_products") else cls.DEFAULT
 
 
 def _result(entry: BenchEntry, found: Sequence[Evaluation], own: Precision, failed: Sequence[str]) -> TaskResult:

@@ -18,6 +18,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_of
+from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.records.scoring import log_ratios
 from kernelwright.report import charts, differences
@@ -35,7 +36,7 @@ from kernelwright.report.rows import (
     rows_of,
 )
 from kernelwright.report.screened import screened_section, time_spent
-from kernelwright.report.standing import Beside, roofline_scatter, task_table
+from kernelwright.report.standing import roofline_scatter, task_table
 from kernelwright.report.words import near_miss
 
 LONG_KEYS = ("task_source", "tasks")
@@ -113,7 +114,7 @@ def render(run: RunDirectory) -> str:
     )
 
 
-def _beside(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) -> Beside | None:
+def _beside(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) -> BaselineComparison | None:
     """How the winner of a search for one task stands against its baselines."""
     if config.get("kind") != "optimize" or len(groups) != 1 or groups[0].best is None:
         return None

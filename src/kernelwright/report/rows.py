@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelwright.records import Evaluation
+from kernelwright.records.decisions import BASELINE_POLICY
 from kernelwright.report.words import LABELS, REASONS
 
 IMPROVEMENT, ACCEPTED, REJECTED = "improvement", "accepted", "rejected"
-BASELINE_POLICY = "baseline"
 
 
 @dataclass(frozen=True, slots=True)

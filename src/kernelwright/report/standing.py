@@ -2,68 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from enum import StrEnum
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from markupsafe import Markup
 
 from kernelwright.records import Evaluation, RunDirectory
-from kernelwright.records.screened import JUDGED, Screened, confirmed_best, next_to_confirm, next_to_judge, ranked
+from kernelwright.records.decisions import (
+    BASELINE_POLICY,
+    CUT_SHORT,
+    JUDGED,
+    BaselineComparison,
+    TaskRecords,
+    TaskStatus,
+    ranked,
+)
+from kernelwright.records.screened import Screened
 from kernelwright.report import charts
-from kernelwright.report.rows import ACCEPTED, BASELINE_POLICY, IMPROVEMENT, EvaluationRow, drawable
+from kernelwright.report.rows import ACCEPTED, IMPROVEMENT, EvaluationRow, drawable
 from kernelwright.report.table import BEST, CANDIDATE, REFERENCE, TaskResult
 
-CUT_SHORT = "cut_short.json"
-"""File of a run with the hashes of the tasks whose first look was cut short."""
 
-
-class TaskOutcome(StrEnum):
-    """How far the work on a task came."""
-
-    WINNER = "winner"
-    """Its candidate is verified: accepted, and confirmed where it was searched for."""
-    NONE = "no-winner"
-    """All that was asked for was done, and the reference stands."""
-    SCREENED = "screened-only"
-    """The judge still owes verdicts on what was screened: there are estimates and no result."""
-    UNTOUCHED = "untouched"
-    """Nothing was screened or judged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """How a winner stands against the baselines that were measured beside it."""
-
-    baselines: dict[str, float]
-    """Speedup of each over eager; without those that failed."""
-    best: str
-    """The fastest of them that keeps a drop-in's contract; `eager` where none is faster."""
-    speedup: float
-    """Of the winner over that baseline, by paired calls where both were timed in the same processes."""
-    low: float
-    high: float
-    """Ends of its 95 % interval."""
-    is_ahead: bool
-    """Whether the whole interval lies above 1."""
-
-    def __str__(self) -> str:
-        others = ", ".join(f"{name} {speedup:.3f}x" for name, speedup in self.baselines.items())
-        return (
-            f"Baselines over eager: {others or 'none measured'}. Over the best of them, {self.best}, this is "
-            f"{self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})."
-        )
-
-
-def beside_of(line: Mapping[str, Any]) -> Beside | None:
+def beside_of(line: Mapping[str, Any]) -> BaselineComparison | None:
     """From one task's line of `table.json`; None without a winner, or where baselines that were asked for are missing."""
     if line["vs_best_baseline_interval"] is None or not line["baselines_measured"]:
         return None
     low, high = line["vs_best_baseline_interval"]
-    return Beside(
+    return BaselineComparison(
         baselines=line["baselines"],
         best=line["best_baseline"],
         speedup=line["vs_best_baseline"],
@@ -91,7 +58,10 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     lines = []
     for result in results:
         if searched:
-            state = _searched(screened[result.task], own[result.task], config.get("judge") or JUDGED, cut_short)
+            looks = screened[result.task]
+            is_cut_short = any(look.task_sha256 in cut_short for look in looks)
+            records = TaskRecords.of([*looks, *own[result.task]])
+            state = records.status(config.get("judge") or JUDGED, cut_short=is_cut_short)
         else:
             state = _judged(result)
         estimates = ranked(screened[result.task])
@@ -102,7 +72,7 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
                 "screened": len(screened[result.task]),
                 "judged": len(own[result.task]),
                 "baselines_measured": has_baselines,
-                "ahead": has_baselines and result.is_ahead(BEST) and state[0] is TaskOutcome.WINNER,
+                "ahead": has_baselines and result.is_ahead(BEST) and state[0] is TaskStatus.WINNER,
                 "estimate": estimates[0].estimate if estimates else None,
                 "roofline": _shares(result, screened[result.task]),
             }
@@ -110,8 +80,8 @@ def standings(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str
     return lines
 
 
-def _line(result: TaskResult, outcome: TaskOutcome, reason: str) -> dict[str, Any]:
-    found = result.evaluation if outcome is TaskOutcome.WINNER else None
+def _line(result: TaskResult, outcome: TaskStatus, reason: str) -> dict[str, Any]:
+    found = result.evaluation if outcome is TaskStatus.WINNER else None
     best = result.best
     return {
         "task": result.task,
@@ -133,57 +103,16 @@ def _line(result: TaskResult, outcome: TaskOutcome, reason: str) -> dict[str, An
     }
 
 
-def _judged(result: TaskResult) -> tuple[TaskOutcome, str]:
-    """TaskOutcome for a task whose candidate came with the suite or from the user."""
+def _judged(result: TaskResult) -> tuple[TaskStatus, str]:
+    """TaskStatus for a task whose candidate came with the suite or from the user."""
     found = result.evaluation
     if found is None:
         if CANDIDATE in result.failed:
-            return TaskOutcome.NONE, "the task or the machine failed"
-        return (TaskOutcome.UNTOUCHED, "not judged yet") if result.has_candidate else (TaskOutcome.NONE, "no candidate")
+            return TaskStatus.NONE, "the task or the machine failed"
+        return (TaskStatus.UNTOUCHED, "not judged yet") if result.has_candidate else (TaskStatus.NONE, "no candidate")
     if not found.accepted:
-        return TaskOutcome.NONE, f"rejected: {found.reason}"
-    return (TaskOutcome.WINNER, "") if found.speedup is not None else (TaskOutcome.NONE, "not timed")
-
-
-def _searched(
-    screened: Sequence[Screened], own: Sequence[Evaluation], count: int, cut_short: Set[str] = frozenset()
-) -> tuple[TaskOutcome, str]:
-    """TaskOutcome for a task that was searched, and the reason where it has no winner."""
-    if confirmed_best(own) is not None:
-        return TaskOutcome.WINNER, ""
-    judged = {one.candidate_sha256: one for one in own if not one.confirms}
-    confirmed = {one.candidate_sha256: one for one in own if one.confirms}
-    if not screened and not own:
-        return TaskOutcome.UNTOUCHED, "nothing was screened"
-    if next_to_judge(screened, confirmed | judged, count) is not None:
-        return TaskOutcome.SCREENED, "a verdict is owed"
-    if next_to_confirm(judged, confirmed) is not None:
-        return TaskOutcome.SCREENED, "a confirmation is owed"
-    if any(one.task_sha256 in cut_short for one in screened):
-        return TaskOutcome.SCREENED, "its first look was cut short"
-    if confirmed:
-        return TaskOutcome.NONE, "no improvement held when it was measured again"
-    return TaskOutcome.NONE, _why_none(screened, judged)
-
-
-def _why_none(screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> str:
-    accepted = [one for one in judged.values() if one.accepted]
-    if accepted:
-        timed = [(one.speedup, one.speedup_low) for one in accepted if one.speedup is not None]
-        if not timed:
-            return f"{len(accepted)} accepted, not timed"
-        speedup, low = max(timed, key=lambda both: both[0])
-        return f"{len(accepted)} judged, none an improvement: at best {speedup:.2f} from {low:.2f}"
-    if judged:
-        return "rejected: " + _counted(one.reason for one in judged.values())
-    order = ranked(screened)
-    if order:
-        return f"{len(order)} right when screened, none faster: at best {order[0].estimate:.2f}"
-    return "none right when screened: " + _counted(one.reason for one in screened)
-
-
-def _counted(reasons: Iterable[Any]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in Counter(map(str, reasons)).most_common())
+        return TaskStatus.NONE, f"rejected: {found.reason}"
+    return (TaskStatus.WINNER, "") if found.speedup is not None else (TaskStatus.NONE, "not timed")
 
 
 def _shares(result: TaskResult, screened: Sequence[Screened]) -> dict[str, float | None] | None:
@@ -228,9 +157,9 @@ def roofline_scatter(lines: Sequence[Mapping[str, Any]], rows: Sequence[Evaluati
     }
     points = []
     for line in lines:
-        won, share = line["outcome"] == TaskOutcome.WINNER, drawable(line["roofline"]["reference"])
+        won, share = line["outcome"] == TaskStatus.WINNER, drawable(line["roofline"]["reference"])
         speedup = drawable(line["speedup"]) if won else 1.0
-        if share is None or speedup is None or line["outcome"] not in (TaskOutcome.WINNER, TaskOutcome.NONE):
+        if share is None or speedup is None or line["outcome"] not in (TaskStatus.WINNER, TaskStatus.NONE):
             continue
         gain = _with_interval(speedup, (line["low"], line["high"])) if won else f"no winner, {line['reason']}"
         anchor = anchors.get((line["task"], line["candidate_sha256"]), "")
@@ -240,7 +169,7 @@ def roofline_scatter(lines: Sequence[Mapping[str, Any]], rows: Sequence[Evaluati
 
 
 def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
-    won = line["outcome"] == TaskOutcome.WINNER
+    won = line["outcome"] == TaskStatus.WINNER
     over_eager = _with_interval(line["speedup"], (line["low"], line["high"]))
     over_best = _with_interval(line["vs_best_baseline"], line["vs_best_baseline_interval"])
     if not line["baselines_measured"]:
@@ -258,7 +187,7 @@ def _cells(line: Mapping[str, Any], with_roofline: bool) -> dict[str, str]:
         share = (line["roofline"] or {}).get("winner" if won else "reference")
         cells["Of the roofline"] = f"{100 * share:.0f} %" if share else "-"
     why = line["reason"]
-    if line["outcome"] == TaskOutcome.SCREENED and line["estimate"]:
+    if line["outcome"] == TaskStatus.SCREENED and line["estimate"]:
         why += f"; estimated at {line['estimate']:.2f}x, which is no result"
     return cells | {"Winner, or why none": ", ".join(map(_plain, line["techniques"])) or why or "the candidate"}
 

@@ -18,24 +18,13 @@ import numpy as np
 
 from kernelwright.errors import UsageError
 from kernelwright.records import Contract, Evaluation, Label, Reason, Verdict
+from kernelwright.records.decisions import OVERWRITING, STOCK
 
 REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
 
 BEST = "best"
 """Fastest baseline of each task that keeps the contract of a drop-in, the reference included."""
-
-OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
-"""Baselines whose outputs the next call overwrites: no drop-ins, so none of them is the best."""
-
-STOCK = {
-    "compile": "compile",
-    "cuda-graph": "cudagraph-fresh",
-    "cudnn-benchmark": "cudnn",
-    "compile-max-autotune": "max-autotune-fresh",
-    "channels-last": "channels-last",
-}
-"""Techniques of the built-in policy, and the baseline that a candidate by one of them alone is."""
 
 CANDIDATE = "candidate"
 """Name of the candidate beside the names of baselines."""

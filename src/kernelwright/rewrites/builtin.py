@@ -14,8 +14,9 @@ from typing import Any
 
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.compiling import Compiles, compiles
+from kernelwright.records.decisions import OWN_POLICY, steady
 from kernelwright.records.policy import Context, Look
-from kernelwright.records.screened import OWN_POLICY, Screened, steady
+from kernelwright.records.screened import Screened
 from kernelwright.rewrites import emit, fusion, products, wrappers
 from kernelwright.rewrites.graph import (
     Editor,

@@ -22,8 +22,8 @@ from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import JUDGES_PER_GPU, Job, JudgePool, Outcome, RotationJob
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.report.bench_table import Precision
-from kernelwright.report.rows import BASELINE_POLICY
+from kernelwright.records.decisions import BASELINE_POLICY
+from kernelwright.records.models import Precision
 from kernelwright.report.table import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
 from kernelwright.search.bench_summary import BenchResult, summarise

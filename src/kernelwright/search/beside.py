@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
@@ -12,13 +11,10 @@ from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import Job
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.improvement import AUDITS_MAX, FEWEST
-from kernelwright.records.screened import OWN_POLICY, confirmed_best
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.table import OVERWRITING, STOCK
+from kernelwright.records.decisions import OWN_POLICY, STOCK, TaskRecords
 from kernelwright.rewrites.baselines import baseline_source
 from kernelwright.search.bench import RotatingEvaluator, baseline_of, owed_in, require_baselines
-from kernelwright.search.schedule import SETTLING_SERIES, TaskState
+from kernelwright.search.schedule import TaskState, settings_for
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 ON_GPUS = ("compile", "cudagraph-fresh")
@@ -45,52 +41,35 @@ def chosen_baselines(names: Sequence[str] | None, device: str, settings: Setting
     return wanted
 
 
-def best_measured(task: Task, found: Iterable[Evaluation]) -> tuple[str, float] | None:
-    """Name and speedup of a task's fastest measured baseline that keeps a drop-in's contract; None where none is faster than
-    eager."""
-    gains = {
-        one.techniques[0]: one.speedup
-        for one in found
-        if one.policy == BASELINE_POLICY and one.task_sha256 == task.sha256 and one.speedup is not None
-    }
-    able = [name for name, gain in gains.items() if gain > 1.0 and name not in OVERWRITING]
-    name = max(able, key=gains.__getitem__, default=None)
-    return None if name is None else (name, gains[name])
-
-
 def rival_of(task: Task, found: Iterable[Evaluation]) -> Candidate | None:
-    """The choice of `best_measured`: a measurement in full times it beside the candidate, since ratios of numbers from
-    different minutes are loose."""
-    best = best_measured(task, found)
+    """The fastest measured baseline of a task that keeps a drop-in's contract; None where none is faster than eager.
+
+    A measurement in full times it in the candidate's processes, since ratios of numbers from different minutes are loose.
+    """
+    best = TaskRecords.of(one for one in found if one.task_sha256 == task.sha256).best_baseline
     return None if best is None else baseline_of(task, best[0])
 
 
-def floor_of(state: TaskState, known: Iterable[Evaluation]) -> Candidate | None:
-    """The choice of `best_measured` as a candidate, unless the judge has seen it or the winner is as fast.
+def floor_of(state: TaskState) -> Candidate | None:
+    """The best baseline as a candidate, unless the judge has seen it or the winner is as fast.
 
-    Its proposal may have failed when it was screened, for want of memory beside others, say. The baseline was measured
-    apart from this candidate, so that one clear verdict is its confirmation.
+    Its proposal may have failed when it was screened, for want of memory, say. The baseline was measured apart from this
+    candidate, so that one clear verdict is its confirmation.
     """
-    best, winner = best_measured(state.task, known), confirmed_best(state.confirmed.values())
-    if best is None or (winner is not None and (winner.speedup or 0.0) >= best[1]):
+    best = state.best_baseline
+    if best is None or not state.needs_fallback:
         return None
     technique = next((technique for technique, stock in STOCK.items() if stock == best[0]), best[0])
     floor = Candidate(source=baseline_source(state.task, best[0]), policy=OWN_POLICY, techniques=(technique,))
-    return floor if floor.sha256 not in state.judged | state.confirmed else None
+    return floor if floor.sha256 not in state.verdicts else None
 
 
-def settling_of(state: TaskState, known: Iterable[Evaluation], settings: Settings) -> Job | None:
-    """A task's near miss once more, with as many series as are likely to settle it, beside the best of the baselines.
-
-    Half of the processes that would settle it make `SETTLING_SERIES` times as many each. That measurement alone decides, and
-    there is one for each task: of several the luckiest would count.
-    """
-    if (miss := state.near_miss) is None or (needed := miss.processes_to_settle) is None:
+def settling_of(state: TaskState, settings: Settings) -> Job | None:
+    """A task's near miss once more, in the same processes as the best of the baselines."""
+    if (measurement := state.settle()) is None:
         return None
-    count = max(FEWEST, math.ceil(needed / 2))
-    audits = min(AUDITS_MAX, SETTLING_SERIES * settings.audits)
-    settings = settings.model_copy(update={"processes_min": count, "processes_max": count, "audits": audits})
-    return Job(state.task, miss.candidate(), settings, rival_of(state.task, known))
+    rival = rival_of(state.task, state.baselines)
+    return Job(state.task, measurement.candidate, settings_for(measurement, settings), rival)
 
 
 class BaselinesBeside:

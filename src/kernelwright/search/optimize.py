@@ -24,26 +24,31 @@ from kernelwright.execution.zygotes import Zygotes
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.compiling import Compiles
-from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import (
+from kernelwright.records.decisions import (
+    BASELINE_POLICY,
     JUDGED,
-    Screened,
+    BaselineComparison,
+    Effort,
+    MeasurementPlan,
+    TaskRecords,
     confirmed_best,
-    is_clear,
-    is_named,
+    is_composed,
+    is_top_ranked,
+    judging_bytes,
+    needs_no_rerun,
     next_to_confirm,
     next_to_judge,
     ranked,
 )
+from kernelwright.records.policy import Policy, look_of
+from kernelwright.records.screened import Screened
 from kernelwright.report.bench_table import beside_winner
 from kernelwright.report.page import write_report
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import Beside
 from kernelwright.search import then_sass
 from kernelwright.search.beside import BaselinesBeside, chosen_baselines
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.schedule import first_of_two, judging_bytes
-from kernelwright.search.then_sass import Tune, is_composed
+from kernelwright.search.schedule import settings_for
+from kernelwright.search.then_sass import Tune
 from kernelwright.version import __version__
 
 DROP_IN = "optimized.py"
@@ -102,7 +107,7 @@ class OptimizeResult:
     """Estimates in the run directory."""
     near_miss: Evaluation | None = None
     """Where nothing was confirmed: what came nearest, with its source in `near_miss.py`."""
-    beside: Beside | None = None
+    beside: BaselineComparison | None = None
     """How the best stands against the best baseline; None where nothing was confirmed, or eager alone was measured."""
     drop_in: Path | None = None
     """The confirmed code: `optimized.py`, or `not_ahead.py` where it is not certainly ahead of the baselines asked for."""
@@ -227,24 +232,18 @@ def _hand_out(run: RunDirectory, task: Task, best: Evaluation | None, has_baseli
 
 
 def nearest_miss(run: RunDirectory, task: Task) -> Evaluation | None:
-    """The near miss with the highest lower bound, each candidate by its last measurement."""
-    latest = {
-        found.candidate_sha256: found
-        for found in run.evaluations()
-        if found.task_sha256 == task.sha256 and found.policy != BASELINE_POLICY and not is_composed(found)
-    }
-    misses = [found for found in latest.values() if found.is_near_miss]
-    return max(misses, key=lambda found: found.speedup_low or 0.0, default=None)
+    """The near miss of a task with the highest lower bound."""
+    return records_of(run, task).nearest_miss
 
 
 def history_of(run: RunDirectory, task: Task) -> tuple[Evaluation, ...]:
     """First verdicts on a task's candidates, without winners with tuned kernels."""
-    first: list[Evaluation] = []
-    for found in run.evaluations():
-        if found.task_sha256 == task.sha256 and not is_composed(found) and found.policy != BASELINE_POLICY:
-            again = found.confirms and any(found.candidate_sha256 == one.candidate_sha256 for one in first)
-            first += [] if again else [found]
-    return tuple(first)
+    return records_of(run, task).history
+
+
+def records_of(run: RunDirectory, task: Task) -> TaskRecords:
+    """Verdicts of a run on one task."""
+    return TaskRecords.of(found for found in run.evaluations() if found.task_sha256 == task.sha256)
 
 
 class TaskSearch:
@@ -354,7 +353,7 @@ class TaskSearch:
                 ready = over or self._proposals.only_left(Compiles.VARIANTS)
                 able = ready or (not begun and self._proposals.only_left(Compiles.INDUCTOR))
                 chosen = next_to_judge(self.screened, judged, count) if able else None
-                named = chosen is not None and is_named(chosen.candidate_sha256, self.screened, judged)
+                named = chosen is not None and is_top_ranked(chosen.candidate_sha256, self.screened, judged)
                 memory_bytes = judging_bytes(self.screened)
             if chosen is not None and chosen.candidate_sha256 not in begun:
                 begun.add(chosen.candidate_sha256)
@@ -362,7 +361,12 @@ class TaskSearch:
                 if named:  # its one measurement may stand
                     yield Job(self._task, chosen.candidate(), settings, rival(), memory_bytes=memory_bytes)
                 else:
-                    yield Job(self._task, chosen.candidate(), first_of_two(settings), memory_bytes=memory_bytes)
+                    yield Job(
+                        self._task,
+                        chosen.candidate(),
+                        settings_for(MeasurementPlan(chosen.candidate(), Effort.FIRST_OF_TWO), settings),
+                        memory_bytes=memory_bytes,
+                    )
             elif begun - judged.keys():
                 yield None
             elif over or (ready and any(one.is_improvement for one in self.judged)):
@@ -385,7 +389,7 @@ class TaskSearch:
         for job, outcome in pool.evaluate(told(), stop):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
-            if job.candidate.sha256 in self._named and is_clear(outcome):
+            if job.candidate.sha256 in self._named and needs_no_rerun(outcome):
                 outcome = outcome.model_copy(update={"confirms": True})
             with self._lock:
                 self._run.append(outcome)

@@ -18,28 +18,18 @@ from kernelwright.cores import cores_of_each
 from kernelwright.errors import KernelwrightError
 from kernelwright.execution.local import JUDGES_PER_GPU, Job, JudgePool, RotationJob
 from kernelwright.judge import Settings, devices_of
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.records.decisions import CUT_SHORT, JUDGED, SCHEDULE, MeasurementPlan
 from kernelwright.records.policy import Policy, look_of
-from kernelwright.records.screened import JUDGED, Screened, confirmed_best, is_clear, is_named
-from kernelwright.report.rows import BASELINE_POLICY
-from kernelwright.report.standing import CUT_SHORT
+from kernelwright.records.screened import Screened
 from kernelwright.search.bench import SAME, config_of, owed_in, require_baselines, write_tasks
 from kernelwright.search.bench_summary import BenchResult, hand_out, summarise, with_winners
 from kernelwright.search.beside import floor_of, rival_of, settling_of
 from kernelwright.search.optimize import SearchEvent, TaskSearch, confirm
-from kernelwright.search.schedule import SETTLING_COST, TaskState, first_of_two, promise, room, stands_early
+from kernelwright.search.schedule import TaskState, settings_for
 from kernelwright.search.searchers import ScreenJob, Searchers
 from kernelwright.tasks.entries import Suite
 
-SCREENED_BESIDE = 0.5
-"""Tasks that may still be screened when the judge begins, on a GPU, as a share of those that can be screened at once: the
-last ones are large networks, whose compilers leave the GPU and most cores idle. Our choice."""
-JUDGED_BESIDE = 0.5
-"""Least share of the judges that work while tasks are screened: each of these takes the place of one. When it was the most,
-a few large networks kept half of the judges idle for eight of ten minutes (`docs/log.md`). Our choice."""
-SCREENING_SHARE, FIRST_LOOKS_SHARE = 0.5, 0.75
-"""Share of the minutes that screening may take, and that it may while there are tasks of which nothing is screened; the rest
-is the judge's. Our choice."""
 _POLL_S = 0.2
 
 
@@ -79,7 +69,7 @@ class SuiteSearch:
         self._run, self._policy, self._devices, self._settings = run, policy, list(devices), settings
         self._budget, self._count, self._minutes, self._on_event = budget, judged, minutes, on_event
         self._began_s = time.monotonic()
-        self._states = {entry.task.sha256: TaskState(entry.task) for entry in suite.entries}
+        self._states = {entry.task.sha256: TaskState(task=entry.task) for entry in suite.entries}
         self.errors: dict[str, str] = dict(run.read_json("errors.json") or {})
         exhausted = set(run.read_json("exhausted.json") or [])
         for state in self._states.values():
@@ -87,8 +77,6 @@ class SuiteSearch:
         for one in run.screened():
             if one.task_sha256 in self._states:
                 self._states[one.task_sha256].screened.append(one)
-        self._baselines: dict[str, list[Evaluation]] = {}
-        """Records of baselines by the task's hash; of a task whose baselines failed there are none."""
         for found in run.evaluations():
             if found.task_sha256 in self._states:
                 self._file(found)
@@ -117,12 +105,8 @@ class SuiteSearch:
 
     # --- records --------------------------------------------------------------------------------------------------
 
-    def _file(self, found: Evaluation) -> None:
-        if found.policy == BASELINE_POLICY:
-            self._baselines.setdefault(found.task_sha256, []).append(found)
-            return
-        state = self._states[found.task_sha256]
-        (state.confirmed if found.confirms else state.judged)[found.candidate_sha256] = found
+    def _file(self, found: Evaluation | Screened) -> None:
+        self._states[found.task_sha256].add(found)
 
     def _keep(self, task: Task, outcome: Screened | Evaluation | KernelwrightError, what: str = "search") -> None:
         with self._keeping:
@@ -133,11 +117,9 @@ class SuiteSearch:
                 self._run.write_json("errors.json", self.errors)
             else:
                 self._run.append(outcome)
+                self._file(outcome)
                 if isinstance(outcome, Screened):
-                    self._states[task.sha256].screened.append(outcome)
                     self._note_screened()
-                else:
-                    self._file(outcome)
                 if self.errors.pop(f"{task.id} {what}", None) is not None:
                     self._run.write_json("errors.json", self.errors)
             if self._on_event is not None:
@@ -165,7 +147,7 @@ class SuiteSearch:
         )
 
     def _is_done(self, state: TaskState) -> bool:
-        return self._is_screened(state) and state.owed(self._count) is None
+        return self._is_screened(state) and state.pending(self._count) is None
 
     def _is_screened(self, state: TaskState) -> bool:
         return state.is_screened(self._budget, self._minutes is not None)
@@ -174,13 +156,13 @@ class SuiteSearch:
     def _stops_screening(self) -> bool:
         """Whether the rest of the time is the judge's: a first look at a task is worth more than a further winner."""
         unseen = any(state.is_unseen for state in self._states.values())
-        return self._is_late(FIRST_LOOKS_SHARE if unseen else SCREENING_SHARE)
+        return self._is_late(SCHEDULE.first_looks_share if unseen else SCHEDULE.screening_share)
 
     def _note_screened(self) -> None:
         """Let the judge begin on a GPU once many of the processes that screen have nothing left to do."""
         left = sum(not self._is_screened(state) for state in self._states.values())
         at_once = self._searchers.at_once if self._searchers is not None else 1
-        if left == 0 or (left <= SCREENED_BESIDE * at_once and self._devices[0].startswith("cuda")):
+        if left == 0 or (left <= SCHEDULE.screened_when_judging_begins * at_once and self._devices[0].startswith("cuda")):
             self._judging_begins.set()
 
     # --- screening ------------------------------------------------------------------------------------------------
@@ -218,16 +200,14 @@ class SuiteSearch:
         """
 
         def turn(state: TaskState) -> tuple[bool, int, float, int]:
-            limit, tunes = state.next_round(self._budget, self._minutes is not None)
-            # Long programs take longest: begun last, they would hold up the rest.
-            return tunes, limit, -room(state.screened), -len(state.task.source)
+            return state.screening_turn(self._budget, self._minutes is not None, state.task.source)
 
         while True:
             job = None
             with self._keeping:
                 states = self._states.values()
                 waiting = [state for state in states if not state.at_work and not self._is_screened(state)]
-                if self._is_late(SCREENING_SHARE):
+                if self._is_late(SCHEDULE.screening_share):
                     waiting = [state for state in waiting if state.is_unseen]
                 if waiting:
                     state = min(waiting, key=turn)
@@ -272,12 +252,6 @@ class SuiteSearch:
         at_work: set[tuple[str, str]] = set()
         failed: set[str] = set()
 
-        def turn(state: TaskState) -> tuple[bool, bool, float]:
-            # A better winner for one task is worth less than a first one for another. Once its baselines are measured,
-            # the best of them can be timed beside its winner. What settles a near miss takes as long as several candidates.
-            worth = promise(state.screened) / (1.0 if state.near_miss is None else SETTLING_COST)
-            return state.has_winner, state.task.sha256 not in self._baselines, -worth
-
         def key_of(job: Job) -> tuple[str, str]:
             return job.task.sha256, job.candidate.sha256
 
@@ -285,15 +259,15 @@ class SuiteSearch:
             while not self._ended.is_set():
                 with self._keeping:
                     is_over = self._screening_over.is_set()
-                    states = sorted(self._states.values(), key=turn)
+                    states = sorted(self._states.values(), key=lambda state: state.judging_turn)
                     able = [one for one in states if one.task.sha256 not in failed and (is_over or self._is_screened(one))]
                     jobs = map(self._job_for, able)
                     job = next((one for one in jobs if one and key_of(one) not in at_work), None)
                     screened = sum(state.at_work for state in states)
-                    if job is not None and self._states[job.task.sha256].has_winner and self._makes_room:
+                    if job is not None and self._states[job.task.sha256].winner is not None and self._makes_room:
                         job = None  # tasks without one come first
                 busy = len(at_work) - pool.waiting
-                if busy and not is_over and busy >= max(JUDGED_BESIDE * pool.slots, pool.slots - screened):
+                if busy and not is_over and busy >= max(SCHEDULE.judges_while_screening * pool.slots, pool.slots - screened):
                     yield None
                 elif job is not None:
                     at_work.add(key_of(job))
@@ -312,32 +286,21 @@ class SuiteSearch:
                 self._keep(job.task, found)
             else:
                 state = self._states[job.task.sha256]
-                sha256 = job.candidate.sha256
-                named = is_named(sha256, state.screened, state.judged) or job.candidate == self._floor_of(state)
-                stands = sha256 in state.judged or (named and is_clear(found))
-                self._keep(job.task, found.model_copy(update={"confirms": stands}))
+                measurement = state.measure(job.candidate)
+                if job.candidate == floor_of(state):
+                    measurement = MeasurementPlan(job.candidate, may_stand=True)
+                self._keep(job.task, found.model_copy(update={"confirms": measurement.confirms(found)}))
 
     def _job_for(self, state: TaskState) -> Job | None:
         """A measurement that may stand, beside the best baseline where one is known by now, or the first of two; the best
         baseline or a near miss where nothing else is owed."""
-        if (one := state.owed(self._count)) is None:
-            if (floor := self._floor_of(state)) is not None:
+        if (one := state.pending(self._count)) is None:
+            if (floor := floor_of(state)) is not None:
                 return Job(state.task, floor, self._settings)
-            has_all = self._baselines_over.is_set() or state.task.sha256 in self._baselines
-            return settling_of(state, self._known(state), self._settings) if has_all else None
-        in_full = one.candidate_sha256 in state.judged or is_named(one.candidate_sha256, state.screened, state.judged)
-        if not in_full:
-            return Job(state.task, one.candidate(), first_of_two(self._settings))
-        # Where time is limited a clear gain need not have all processes: each takes the driver a second.
-        hurries = self._minutes is not None and one.candidate_sha256 not in state.judged
-        settings = stands_early(self._settings) if hurries else self._settings
-        return Job(state.task, one.candidate(), settings, rival_of(state.task, self._known(state)))
-
-    def _floor_of(self, state: TaskState) -> Candidate | None:
-        return floor_of(state, self._known(state))
-
-    def _known(self, state: TaskState) -> Sequence[Evaluation]:
-        return self._baselines.get(state.task.sha256, ())
+            return settling_of(state, self._settings) if self._baselines_over.is_set() or state.has_baselines else None
+        measurement = state.measure(one, limited=self._minutes is not None)
+        rival = rival_of(state.task, state.baselines) if measurement.is_paired else None
+        return Job(state.task, one, settings_for(measurement, self._settings), rival)
 
     def judge_all(self, pool: JudgePool) -> None:
         """Have the judge take every proposal, task by task: for a policy that learns from verdicts."""
@@ -355,7 +318,7 @@ class SuiteSearch:
                 search = TaskSearch(self._run, state.task, self._policy, self._devices[0], self._budget, 0, hear)
                 search.judge_all(pool, self._is_late)
                 if not self._is_late():
-                    confirm(self._run, pool, state.task, lambda _: None, partial(rival_of, state.task, self._known(state)))
+                    confirm(self._run, pool, state.task, lambda _: None, partial(rival_of, state.task, state.baselines))
             except KernelwrightError as error:
                 self._keep(state.task, error)
 
@@ -367,7 +330,7 @@ class SuiteSearch:
 
         def turn(rotation: RotationJob) -> tuple[bool, float]:
             state = self._states[rotation.task.sha256]
-            return not state.has_winner, -promise(state.screened)
+            return state.baselines_turn
 
         at_work: set[str] = set()
 
@@ -377,7 +340,7 @@ class SuiteSearch:
                 with self._keeping:
                     first = min(left, key=turn)
                     state = self._states[first.task.sha256]
-                if state.has_winner or not self._makes_room:
+                if state.winner is not None or not self._makes_room:
                     left.remove(first)
                     at_work.add(state.task.sha256)
                     yield replace(first, memory_bytes=state.judging_bytes)
@@ -389,7 +352,7 @@ class SuiteSearch:
         for rotation, found in pool.rotate(in_turn(), self._is_late):
             at_work.discard(rotation.task.sha256)
             with self._keeping:  # all of a task's at once: the best of some is no rival
-                self._baselines.setdefault(rotation.task.sha256, [])
+                self._states[rotation.task.sha256].has_baselines = True
                 for index, baseline in enumerate(rotation.baselines):
                     outcome = found if isinstance(found, KernelwrightError) else found[index]
                     self._keep(rotation.task, outcome, baseline.techniques[0])
@@ -448,7 +411,7 @@ class SuiteSearch:
 
     def winners(self) -> dict[str, Evaluation]:
         """The confirmed winner of each task that has one, by the task's id."""
-        found = {state.task.id: confirmed_best(state.confirmed.values()) for state in self._states.values()}
+        found = {state.task.id: state.winner for state in self._states.values()}
         return {name: best for name, best in found.items() if best is not None}
 
 

@@ -13,8 +13,7 @@ from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import Job
 from kernelwright.gpu.launch_spec import KernelLaunch, Target
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-
-TECHNIQUE = "tuned-schedule"
+from kernelwright.records.decisions import TUNED_SCHEDULE, is_composed
 
 Capture = Callable[[Task, Candidate], list[KernelLaunch]]
 Tune = Callable[[Target, Path], bytes | None]
@@ -76,11 +75,6 @@ def tune_kernels(
     return best
 
 
-def is_composed(evaluation: Evaluation) -> bool:
-    """True for a winner with tuned kernels, which is no part of the search over sources."""
-    return TECHNIQUE in evaluation.techniques
-
-
 def _compose(run: RunDirectory, task: Task, winner: Candidate, tune: Tune, capture: Capture, tell: Tell) -> Candidate | None:
     tell("capturing the winner's kernels")
     launches = capture(task, winner)
@@ -93,7 +87,9 @@ def _compose(run: RunDirectory, task: Task, winner: Candidate, tune: Tune, captu
         tell(f"{one.launch.function}: {one.refusal or 'a faster schedule holds in fresh processes'}")
     if composition.candidate is None:
         return None
-    return composition.candidate.model_copy(update={"techniques": (*winner.techniques, TECHNIQUE), "parent": winner.sha256})
+    return composition.candidate.model_copy(
+        update={"techniques": (*winner.techniques, TUNED_SCHEDULE), "parent": winner.sha256}
+    )
 
 
 def play_with(agent: str, budget: int, seed: int) -> Tune:

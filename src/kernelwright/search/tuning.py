@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from kernelwright.records import Candidate
+from kernelwright.records.decisions import ranked
 from kernelwright.records.knobs import Choices, fixed, knobs_of
-from kernelwright.records.screened import Screened, ranked
+from kernelwright.records.screened import Screened
 
 WORTH = 0.7
 """Estimate, in multiples of the best one, below which a candidate's knobs are left alone. Our choice."""
