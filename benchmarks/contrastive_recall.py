@@ -16,9 +16,9 @@ from pathlib import Path
 from publishing import from_command_line
 
 from kernelwright import config as settings
-from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
-from kernelwright.contrastive.stages.config import JudgeSection
-from kernelwright.contrastive.stages.context import first_on
+from kernelwright.contrastive.context import first_on
+from kernelwright.contrastive.evaluations import EvaluationCache
+from kernelwright.contrastive.settings import JudgeSection
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, append_lines
 

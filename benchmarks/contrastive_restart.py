@@ -26,15 +26,14 @@ from contrastive_export import ARMS, PACKED, PACKED_WEIGHTS, RESTARTED, restore_
 from publishing import copy_plain, from_command_line, require_new
 
 from kernelwright import config as settings
+from kernelwright.contrastive.drawing import drawn
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
-from kernelwright.contrastive.prompts import Prompt
-from kernelwright.contrastive.rollouts import Rollout, RolloutLog
-from kernelwright.contrastive.sampling.drawing import drawn
-from kernelwright.contrastive.sampling.prompting import fill
-from kernelwright.contrastive.sampling.scoring import Attempt
-from kernelwright.contrastive.stages.config import TasksSection
-from kernelwright.contrastive.stages.self_supervised import round_folder
-from kernelwright.contrastive.stages.split import split_of
+from kernelwright.contrastive.prompts import Prompt, fill
+from kernelwright.contrastive.samples import Rollout, RolloutLog
+from kernelwright.contrastive.scoring import Attempt
+from kernelwright.contrastive.self_supervised import round_folder
+from kernelwright.contrastive.settings import TasksSection
+from kernelwright.contrastive.split import split_of
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, Task, append_lines
 

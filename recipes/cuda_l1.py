@@ -27,12 +27,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kernelwright import config as settings
+from kernelwright.contrastive.context import StageContext, stage_context
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.held_out import (
+    HeldOutResult,
+    compared,
+    evaluate_held_out,
+    geomean,
+    read_result,
+    summary,
+    techniques_used,
+)
+from kernelwright.contrastive.metrics import hack_reasons, run_metrics, write_hacks
+from kernelwright.contrastive.reinforcement import train_contrastive
 from kernelwright.contrastive.samplers import CONTRASTIVE
-from kernelwright.contrastive.sampling.hacks_found import write_hacks
-from kernelwright.contrastive.sampling.metrics import hack_reasons, run_metrics
-from kernelwright.contrastive.stages.comparing import compared, techniques_used
-from kernelwright.contrastive.stages.config import (
+from kernelwright.contrastive.self_supervised import train_self_supervised
+from kernelwright.contrastive.settings import (
     STAGES,
     CheckerSection,
     ContrastiveConfig,
@@ -42,13 +52,9 @@ from kernelwright.contrastive.stages.config import (
     SupervisedConfig,
     stage_from,
 )
-from kernelwright.contrastive.stages.context import StageContext, stage_context
-from kernelwright.contrastive.stages.contrastive import train_contrastive
-from kernelwright.contrastive.stages.held_out import HeldOutResult, evaluate_held_out, geomean, read_result, summary
-from kernelwright.contrastive.stages.self_supervised import train_self_supervised
-from kernelwright.contrastive.stages.split import TaskSplit, split_of
-from kernelwright.contrastive.stages.supervised import examples_of, train_supervised
-from kernelwright.contrastive.updates.models import require_base
+from kernelwright.contrastive.split import TaskSplit, split_of
+from kernelwright.contrastive.supervised import examples_of, train_supervised
+from kernelwright.contrastive.trained_model import require_base
 from kernelwright.errors import ConfigError, KernelwrightError, UsageError
 from kernelwright.records import RunDirectory
 
@@ -162,12 +168,12 @@ class Recipe:
     # ---- Stage 3 (2.4): contrastive RL
 
     def reinforce(self, arm: str, sampler: str, seed: int = 0) -> bool:
-        """Each step, in `contrastive/stages/contrastive.py`:
+        """Each step, in `contrastive/reinforcement.py`:
 
         1. a prompt for each of some tasks, with earlier candidates and their scores (2.4.3, Eq. 1: `samplers.py`);
         2. a group of answers to each, judged: the reward is the speedup (2.4.4: `records/rewards.py`), suspicious ones are
-           measured again (`reverification.py`), and rewards are smoothed (3.2, Eq. 6: `smoothing.py`);
-        3. GRPO: group-relative advantages, clipped updates, KL to the reference (2.4.5, Eq. 4-5: `updates/grpo.py`);
+           measured again (`evaluations.py`), and rewards are smoothed (3.2, Eq. 6: `scoring.py`);
+        3. GRPO: group-relative advantages, clipped updates, KL to the reference (2.4.5, Eq. 4-5: `grpo.py`);
         4. what was judged goes into the database that the next prompts draw from (`exemplars.py`).
         """
         config = self.settings(ContrastiveConfig, start="self-supervised")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from safetensors.torch import save_file
 
 from kernelwright.contrastive.prompts import whole_source
-from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from kernelwright.records import Candidate, RunDirectory
 from tests.contrastive.stages.toys import toy_code, toy_evaluation, toy_task
 from tests.gpu import stand_in

@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kernelwright.contrastive.answers import parse_completion
-from kernelwright.contrastive.rollouts import RolloutLog
-from kernelwright.contrastive.stages.held_out import geomean, read_result
-from kernelwright.contrastive.techniques import rewrites_in
+from kernelwright.contrastive.answers import parse_completion, rewrites_in
+from kernelwright.contrastive.samples import RolloutLog
+from kernelwright.contrastive.held_out import geomean, read_result
 from kernelwright.records import RunDirectory, Verdict
-from kernelwright.tasks.generated.device_bound import device_bound_tasks
+from kernelwright.tasks.generated import device_bound_tasks
 
 HERE = Path(__file__).parent
 RUN = HERE.parent / "2026-11-26-contrastive-device-bound-fourth-h100"

@@ -13,7 +13,7 @@ import pytest
 from kernelwright import cli
 from kernelwright.cli.model_options import Proposer
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.contrastive.samples import RolloutLog
 from kernelwright.errors import NothingUsableError, PolicyError
 from kernelwright.models.answers import ModelAnswer
 from kernelwright.models.chat import Completion, Message, Sampling

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.contrastive import model_policy, prompts, reverification, samplers, smoothing
+from kernelwright.contrastive import evaluations, model_policy, prompts, samplers, scoring
 from kernelwright.contrastive.answers import AnswerFailure
-from kernelwright.contrastive.rollouts import Rollout
+from kernelwright.contrastive.samples import Rollout
 from kernelwright.records import rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contrastive.md").read_text(encoding="utf-8")
@@ -44,10 +44,10 @@ def test_rewards_are_all_there():
         ("ISLANDS", samplers.ISLANDS, "4"),
         ("MIGRATION", samplers.MIGRATION, "0.1 of"),
         ("--exemplars", model_policy.EXEMPLARS, "2"),
-        ("CLIP", smoothing.CLIP, "1.5"),
-        ("UPDATE_EVERY", smoothing.UPDATE_EVERY, "100 rewards"),
-        ("WINDOW", smoothing.WINDOW, "1000 rewards"),
-        ("LEAST_DEVIATION", smoothing.LEAST_DEVIATION, "0.01"),
+        ("CLIP", scoring.CLIP, "1.5"),
+        ("UPDATE_EVERY", scoring.UPDATE_EVERY, "100 rewards"),
+        ("WINDOW", scoring.WINDOW, "1000 rewards"),
+        ("LEAST_DEVIATION", scoring.LEAST_DEVIATION, "0.01"),
     ],
 )
 def test_constants_in_tables_have_their_values(name, value, shown):
@@ -58,7 +58,7 @@ def test_constants_in_tables_have_their_values(name, value, shown):
 
 def test_constants_in_sentences_have_their_values():
     assert f"{prompts.PROMPT_LIMIT_CHARACTERS:,} characters (`PROMPT_LIMIT_CHARACTERS`" in PAGE
-    assert f"above {reverification.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
-    assert reverification.SUSPICIOUS_LEAP == 2, "the page says twice"
-    assert f"{reverification.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
+    assert f"above {evaluations.SUSPICIOUS_SPEEDUP:g} (`SUSPICIOUS_SPEEDUP`)" in PAGE
+    assert evaluations.SUSPICIOUS_LEAP == 2, "the page says twice"
+    assert f"{evaluations.AGREEMENT:.0%}".replace("%", " %") + " apart (`AGREEMENT`)" in PAGE
     assert f"after {model_policy.PATIENCE} answers in a row" in PAGE

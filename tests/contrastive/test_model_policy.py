@@ -7,7 +7,7 @@ import pytest
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.model_policy import policy_for_run
-from kernelwright.contrastive.rollouts import RolloutLog
+from kernelwright.contrastive.samples import RolloutLog
 from kernelwright.errors import ConfigError, NothingUsableError, PromptTooLongError
 from kernelwright.judge import Settings
 from kernelwright.models.chat import Completion, Sampling

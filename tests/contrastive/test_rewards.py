@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.contrastive.reverification import Reverification, is_suspicious, reverify
-from kernelwright.contrastive.smoothing import RewardSmoother
+from kernelwright.contrastive.evaluations import Reverification, is_suspicious, reverify
+from kernelwright.contrastive.scoring import RewardSmoother
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError
 from kernelwright.records import Evaluation, Reason
 from kernelwright.records.rewards import conservative, reward_named

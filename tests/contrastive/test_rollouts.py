@@ -6,7 +6,7 @@ import gzip
 
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.prompts import contrastive_prompt
-from kernelwright.contrastive.rollouts import Rollout, RolloutLog
+from kernelwright.contrastive.samples import Rollout, RolloutLog
 from kernelwright.models.chat import Completion, Sampling
 from tests.samples import TASK, accepted, answer, exemplar, module
 

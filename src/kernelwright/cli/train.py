@@ -45,8 +45,8 @@ def command(
     adapter or model in DIR/final. Interrupt or kill it at any moment: the same command resumes, and judges nothing twice.
     """
     from kernelwright.config import in_file
-    from kernelwright.contrastive.stages.config import read_stage
-    from kernelwright.contrastive.stages.run import train
+    from kernelwright.contrastive.settings import read_stage
+    from kernelwright.contrastive.stages import train
 
     config = read_stage(stage, config_file, model)
     with (

@@ -11,12 +11,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from kernelwright.contrastive.answers import AnswerFailure
+from kernelwright.contrastive.answers import AnswerFailure, techniques_in
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, contrastive_prompt
-from kernelwright.contrastive.rollouts import Rollout, RolloutLog
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
-from kernelwright.contrastive.techniques import techniques_in
+from kernelwright.contrastive.samples import Rollout, RolloutLog
 from kernelwright.errors import NothingUsableError
 from kernelwright.models.answers import ADVICE, CompletionFailure
 from kernelwright.models.chat import ChatModel, Sampling

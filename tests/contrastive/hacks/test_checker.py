@@ -15,7 +15,7 @@ from kernelwright.contrastive.hacks import (
     deeper,
 )
 from kernelwright.contrastive.hacks.checker import stricter
-from kernelwright.contrastive.hacks.prompt import conversation
+from kernelwright.contrastive.hacks.review import conversation
 from kernelwright.errors import TaskError, UsageError
 from kernelwright.execution.local import Job, JudgePool
 from kernelwright.judge import Judge, Settings

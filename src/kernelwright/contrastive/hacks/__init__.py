@@ -6,10 +6,9 @@ Nothing here accepts or rejects: a checker's vote only triggers deeper checks by
 from __future__ import annotations
 
 from kernelwright.contrastive.hacks.checker import AdversarialChecker, HackChecker, Review, StructuralChecker, deeper
-from kernelwright.contrastive.hacks.database import Family, HackDatabase, Pattern
-from kernelwright.contrastive.hacks.opinions import Opinion, Vote
-from kernelwright.contrastive.hacks.profile import Sign, profile
+from kernelwright.contrastive.hacks.database import Family, HackDatabase, Pattern, Sign, profile
 from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
+from kernelwright.contrastive.hacks.review import Opinion, Vote
 
 __all__ = [
     "AdversarialChecker",

@@ -14,9 +14,8 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from kernelwright.contrastive.hacks.database import Family, HackDatabase
-from kernelwright.contrastive.hacks.opinions import Opinion, Vote, opinion_of, poll
-from kernelwright.contrastive.hacks.prompt import conversation
 from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
+from kernelwright.contrastive.hacks.review import Opinion, Vote, conversation, opinion_of, poll
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import Job

@@ -1,19 +1,23 @@
-"""Holds the known hacks: patterns that ship with the package, and those confirmed since, in a file of the user's."""
+"""Holds the known hacks, and reads signs of cheating from what was measured of a candidate.
+
+Patterns ship with the package; those confirmed since are in a file of the user's. Signs find hacks that behave alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from statistics import median_high
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.contrastive.hacks.names import code_only
-from kernelwright.contrastive.hacks.profile import Sign, profile
 from kernelwright.contrastive.hacks.structure import SHAPE, features, identity
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, append_lines
+from kernelwright.records import Evaluation, Label, Reason, append_lines
 
 _PACKAGED = "patterns.jsonl"
 
@@ -194,3 +198,148 @@ def packaged_patterns() -> tuple[Pattern, ...]:
         raise InfrastructureError(
             f"Wanted the patterns that ship with the package; found: {error}. Install kernelwright again."
         ) from error
+
+
+SUSPICIOUS_SPEEDUP = 3.0
+"""CUDA-L1 (arXiv 2507.14111, 2.4.4) measures a speedup above 3x again on another device."""
+IMPLAUSIBLE_SPEEDUP = 10.0
+"""CUDA-L1's project page: a speedup above 10x on a simple operation begins a verification in several stages."""
+TINY_LATENCY_US = {"cpu": 5.0, "cuda": 3.0}
+"""A call that does less than one operator's dispatch or one kernel's launch costs; our choice."""
+NEAR_LIMIT = 0.5
+"""Share of the allowed error above which a candidate uses up its tolerance; our choice."""
+SLOW_FIRST_RATIO = 3.0
+"""First call of a process against its median; our choice."""
+REFERENCE_SPREAD = 1.5
+"""Slowest process median of the reference against the fastest: something disturbs it; our choice."""
+
+
+class Sign(StrEnum):
+    """Something that an evaluation's record shows: its code, and `meaning` in words for prompts and pages."""
+
+    meaning: str
+
+    def __new__(cls, code: str, meaning: str) -> Sign:
+        """A member by its code."""
+        sign = str.__new__(cls, code)
+        sign._value_, sign.meaning = code, meaning
+        return sign
+
+    SPEEDUP_SUSPICIOUS = "speedup-suspicious", "the speedup is above 3x"
+    SPEEDUP_IMPLAUSIBLE = "speedup-implausible", "the speedup is far above what the bytes moved or the operations done allow"
+    LATENCY_TINY = "latency-tiny", "a call takes no longer than a single launch or dispatch"
+    FAST_AFTER_FIRST_CALL = "fast-after-first-call", "the first calls of a process are slow and all later ones fast"
+    LATENCY_BIMODAL = "latency-bimodal", "calls fall into two groups of very different latency"
+    ERROR_NEAR_LIMIT = "error-near-limit", "the error uses up most of the tolerance, as that of a lower precision does"
+    OUTER_CLOCK_LONGER = "outer-clock-longer", "the judge's own clock saw more time than the one beside the candidate"
+    WORK_OUTSIDE_CALL = "work-outside-call", "processor or device work goes on between calls"
+    REFERENCE_DISTURBED = (
+        "reference-disturbed",
+        "the reference's latency varies by process, or is slower than when alone",
+    )
+    FLAGS_CHANGED = "flags-changed", "process-wide settings or library functions differ after the candidate was loaded"
+    OUTPUT_REPEATS = "output-repeats", "outputs are those of an earlier call, or the same for different inputs"
+    OUTPUT_CHANGES_LATER = "output-changes-later", "an output changes after it was handed out"
+    OUTPUT_WRONG = "output-wrong", "outputs are wrong on some input set, though right on ordinary inputs"
+    OUTPUT_STRANGE = "output-strange", "outputs are not plain tensors of the reference's type, layout and device"
+    WEIGHTS_IGNORED = "weights-ignored", "outputs do not follow when weights are loaded or changed"
+    STATE_WRONG = "state-wrong", "buffers, keys or the training mode differ from the reference's"
+    INPUT_CHANGED = "input-changed", "inputs are other after the call than before"
+    PROCESS_DIED = "process-died", "the process ended, hung or was stopped for what it used"
+    CHANNEL_TOUCHED = "channel-touched", "something other than the harness wrote to the judge's channel"
+    NO_SPEEDUP = "no-speedup", "nothing is gained beyond noise"
+    TASK_VACUOUS = "task-vacuous", "a trivial output would pass this task"
+
+
+_REASONS: Mapping[Sign, tuple[Reason, ...]] = {
+    Sign.OUTPUT_REPEATS: (Reason.STALE_OUTPUT, Reason.TIMED_OUTPUT_WRONG, Reason.NONDETERMINISTIC),
+    Sign.WEIGHTS_IGNORED: (Reason.STALE_WEIGHTS,),
+    Sign.OUTPUT_CHANGES_LATER: (Reason.OUTPUT_OVERWRITTEN, Reason.OUTPUT_ALIASES),
+    Sign.ERROR_NEAR_LIMIT: (Reason.PRECISION_DOWNGRADE,),
+    Sign.OUTPUT_WRONG: (Reason.WRONG_OUTPUT, Reason.NON_FINITE_OUTPUT),
+    Sign.OUTPUT_STRANGE: (
+        Reason.WRONG_SHAPE,
+        Reason.WRONG_DTYPE,
+        Reason.WRONG_DEVICE,
+        Reason.WRONG_TYPE,
+        Reason.WRONG_STRIDES,
+    ),
+    Sign.STATE_WRONG: (Reason.STATE_MISMATCH, Reason.MODE_MISMATCH, Reason.BUFFER_MISMATCH),
+    Sign.INPUT_CHANGED: (Reason.INPUT_MUTATED,),
+    Sign.OUTER_CLOCK_LONGER: (Reason.CLOCK_DISAGREEMENT,),
+    Sign.WORK_OUTSIDE_CALL: (Reason.WORK_OUTSIDE_TIMING, Reason.DEVICE_NOT_QUIET, Reason.TOO_MANY_PROCESSES),
+    Sign.FLAGS_CHANGED: (Reason.GLOBAL_STATE_CHANGED,),
+    Sign.CHANNEL_TOUCHED: (Reason.PROTOCOL_VIOLATION,),
+    Sign.PROCESS_DIED: (Reason.CRASHED, Reason.EXITED, Reason.RUN_TIMEOUT, Reason.BUILD_TIMEOUT, Reason.OUT_OF_MEMORY),
+}
+_LABELS = {
+    Label.ALIASED_OUTPUT: Sign.OUTPUT_CHANGES_LATER,
+    Label.GLOBAL_FLAGS: Sign.FLAGS_CHANGED,
+    Label.TF32: Sign.ERROR_NEAR_LIMIT,
+    Label.STATE_DIFFERS: Sign.STATE_WRONG,
+    Label.STRIDES_DIFFER: Sign.OUTPUT_STRANGE,
+    Label.VACUOUS_TASK: Sign.TASK_VACUOUS,
+}
+
+
+def profile(evaluation: Evaluation) -> frozenset[Sign]:
+    """The signs that an evaluation's record shows; empty where nothing was measured."""
+    signs = {_LABELS[label] for label in evaluation.labels if label in _LABELS}
+    signs |= {sign for sign, reasons in _REASONS.items() if evaluation.reason in reasons}
+    return frozenset(signs | _of_speed(evaluation) | _of_blocks(evaluation) | _of_checks(evaluation.checks))
+
+
+def _of_speed(evaluation: Evaluation) -> set[Sign]:
+    if evaluation.speedup is None:
+        return set()
+    least_us = TINY_LATENCY_US.get(evaluation.device.partition(":")[0], 0.0)
+    shown = {
+        Sign.SPEEDUP_SUSPICIOUS: evaluation.speedup > SUSPICIOUS_SPEEDUP,
+        Sign.SPEEDUP_IMPLAUSIBLE: evaluation.speedup > IMPLAUSIBLE_SPEEDUP,
+        Sign.NO_SPEEDUP: not evaluation.is_improvement,
+        Sign.LATENCY_TINY: evaluation.candidate_us is not None and evaluation.candidate_us < least_us,
+    }
+    return {sign for sign, holds in shown.items() if holds}
+
+
+def _of_blocks(evaluation: Evaluation) -> set[Sign]:
+    signs: set[Sign] = set()
+    candidate: dict[int, list[float]] = {}
+    reference: dict[int, list[float]] = {}
+    for block in evaluation.blocks:
+        candidate.setdefault(block.process, []).extend(block.candidate_us)
+        reference.setdefault(block.process, []).extend(block.reference_us)
+    for calls in candidate.values():
+        middle = median_high(calls)
+        if len(calls) > 2 and calls[0] > SLOW_FIRST_RATIO * middle:
+            signs.add(Sign.FAST_AFTER_FIRST_CALL)
+        slow = sum(call > SLOW_FIRST_RATIO * min(calls) for call in calls)
+        if len(calls) > 3 and 2 <= slow <= len(calls) - 2:
+            signs.add(Sign.LATENCY_BIMODAL)
+    middles = [median_high(calls) for calls in reference.values() if calls]
+    if len(middles) > 1 and max(middles) > REFERENCE_SPREAD * min(middles):
+        signs.add(Sign.REFERENCE_DISTURBED)
+    return signs
+
+
+def _of_checks(checks: Mapping[str, Any]) -> set[Sign]:
+    signs: set[Sign] = set()
+    sets = checks.get("sets")
+    for found in sets.values() if isinstance(sets, dict) else ():
+        for kind in ("rms", "worst"):
+            error, allowed = (_number(found.get(name), kind) for name in ("error", "allowed"))
+            if error is not None and allowed is not None and error > NEAR_LIMIT * allowed:
+                signs.add(Sign.ERROR_NEAR_LIMIT)
+    clocks = checks.get("clocks")
+    for clock in clocks if isinstance(clocks, list) else ():
+        charged, harness = clock.get("charged_us"), clock.get("harness_us")
+        if isinstance(charged, int | float) and isinstance(harness, int | float) and charged > max(harness, 1.0):
+            signs.add(Sign.OUTER_CLOCK_LONGER)
+    if checks.get("vacuous"):
+        signs.add(Sign.TASK_VACUOUS)
+    return signs
+
+
+def _number(pair: object, kind: str) -> float | None:
+    value = pair.get(kind) if isinstance(pair, dict) else None
+    return float(value) if isinstance(value, int | float) else None

@@ -19,8 +19,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kernelwright.contrastive.hacks.database import HackDatabase, Pattern
-from kernelwright.contrastive.hacks.profile import Sign, profile
+from kernelwright.contrastive.hacks.database import HackDatabase, Pattern, Sign, profile
 from kernelwright.contrastive.hacks.structure import PATH, SHAPE, features
 from kernelwright.records import Evaluation
 from kernelwright.tasks.suites import load_suite

@@ -1,1 +1,0 @@
-"""Draws, judges, rewards and records answers of the model in training."""

@@ -1,0 +1,230 @@
+"""Runs stage 1, supervised (paper 2.2): teachers write variations, and the model is fitted to those that are correct."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from kernelwright.contrastive.context import StageContext, StageResult, claim
+from kernelwright.contrastive.evaluations import JudgedRun, Proposal
+from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
+from kernelwright.contrastive.fitting import Example, example_of, fit, is_learnt, read_examples, save_final, write_examples
+from kernelwright.contrastive.metrics import MetricsLog
+from kernelwright.contrastive.prompts import AnswerForm, Prompt, prompt_of
+from kernelwright.contrastive.settings import SupervisedConfig
+from kernelwright.contrastive.split import TaskSplit
+from kernelwright.contrastive.teachers import ChatTeacher, teacher_named
+from kernelwright.errors import ConfigError
+from kernelwright.records import Evaluation, RunDirectory, Task, sha256_of
+from kernelwright.records.policy import Context, Policy
+
+
+def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext) -> StageResult:
+    """Augment, then fine-tune; `final` holds the result.
+
+    Writes `examples.jsonl`, `evaluations.jsonl`, `metrics.jsonl`, checkpoints and TensorBoard events. Run again with the
+    same directory, it goes on where it was, and does nothing more once it has finished.
+
+    Raises:
+        UsageError: the directory belongs to another run.
+        ConfigError: a teacher does not exist, none of them was right, or no example fits.
+        PolicyError: the model cannot be loaded.
+        InfrastructureError: candidates cannot be judged, or packages are missing.
+    """
+    claim(run, "sft", config, context.device)
+    final = run.path / "final"
+    if final.is_dir():
+        return StageResult(True, str(final), 1)
+    examples = examples_of(config, split, run, context)
+    if examples is None or context.deadline.passed():
+        return StageResult(False, None, 0)
+    if not examples:
+        raise ConfigError(
+            f"Wanted correct variations by teachers to learn from; found none. {run.evaluations_path} says what was wrong "
+            "with each. Raise augmentation.attempts, or add teachers or tasks."
+        )
+    model, tokenizer = context.model.load(config.model, config.seed)
+    context.say(f"supervised: {len(examples)} examples")
+    with MetricsLog(run.path) as metrics:
+        finished = fit(
+            model,
+            tokenizer,
+            examples,
+            config.optimiser,
+            out=run.path,
+            seed=config.seed,
+            context=context,
+            save_steps=config.save_steps,
+            on_log=lambda step, values: metrics.write(step, {f"sft/{name}": value for name, value in values.items()}),
+        )
+    if not finished:
+        return StageResult(False, None, 0)
+    save_final(model, tokenizer, final)
+    return StageResult(True, str(final), 1)
+
+
+def examples_of(
+    config: SupervisedConfig, split: TaskSplit, run: RunDirectory, context: StageContext
+) -> list[Example] | None:
+    """The examples to learn, made first when they are not there yet; None when the time was up.
+
+    Raises:
+        UsageError: the directory belongs to another run.
+        ConfigError: a teacher does not exist.
+        InfrastructureError: candidates cannot be judged.
+    """
+    claim(run, "sft", config, context.device)
+    return read_examples(run.path / "examples.jsonl") or augment(config, split.train, run, context)
+
+
+PASS = 2
+"""Variations of a task that a teacher is asked for in one pass over the tasks, so that a time limit leaves no task out."""
+
+Make = Callable[[str, AnswerForm, int, int], Policy]
+
+
+def augment(
+    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, context: StageContext, *, make: Make = teacher_named
+) -> list[Example] | None:
+    """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
+
+    Stopped at any moment, it goes on with what is not judged yet. A teacher is asked about a task until it has
+    `successes` correct variations or has made `attempts`, or until `augmentation.seconds` have gone by.
+
+    Returns:
+        The examples; None when the time was up.
+
+    Raises:
+        ConfigError: there is no such teacher.
+        InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
+    """
+    settings = config.augmentation
+    judged = context.judged(run, timed=settings.timed)
+    teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
+    teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
+    exhausted: set[tuple[str, str]] = set()
+    enough = None if settings.seconds is None else time.monotonic() + settings.seconds
+
+    def stop() -> bool:
+        return context.deadline.passed() or (enough is not None and time.monotonic() >= enough)
+
+    while not context.deadline.passed():
+        batch: list[Proposal] = []
+        history = {task.sha256: judged.history(task) for task in tasks}
+        made = _proposals(config, tasks, teachers, history, context.device, exhausted, batch)
+        found = judged.judge(_ahead(made), stop=stop)
+        if not batch or (enough is not None and time.monotonic() >= enough):
+            break
+        context.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
+        # A candidate that could not be judged would be proposed for ever.
+        exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in found)
+    else:
+        return None
+    examples = _examples(config, tasks, judged, run, context.device)
+    write_examples(run.path / "examples.jsonl", examples)
+    solved = len({example.task for example in examples})
+    context.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
+    return examples
+
+
+def _proposals(
+    config: SupervisedConfig,
+    tasks: Sequence[Task],
+    teachers: Sequence[Policy],
+    histories: Mapping[str, tuple[Evaluation, ...]],
+    device: str,
+    exhausted: set[tuple[str, str]],
+    batch: list[Proposal],
+) -> Iterator[Proposal]:
+    """The next proposals of each teacher that is not done with a task; kept in `batch`, and in `exhausted` where none."""
+    settings = config.augmentation
+    for teacher, task in itertools.product(teachers, tasks):
+        if (task.sha256, teacher.name) in exhausted:
+            continue
+        history = histories[task.sha256]
+        wanted = min(PASS, _wanted(history, teacher, settings.attempts, settings.successes))
+        context = Context(task=task, device=device, history=history, seed=config.seed)
+        proposed = [Proposal(task, candidate) for candidate in (teacher.propose(context, wanted) if wanted else [])]
+        if not proposed:
+            exhausted.add((task.sha256, teacher.name))
+        batch += proposed
+        yield from proposed
+
+
+def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
+    """The same, made in a thread while others are judged: some teachers take a second for each task."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # Where torch has CUDA and the machine no GPU, the first fake mode leaves a device guard in its thread's own memory (seen
+    # in torch 2.11), and training crashes once that thread has ended. So the first one belongs to the thread that trains.
+    with FakeTensorMode():
+        pass
+    made: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
+    unwanted = threading.Event()
+
+    def make() -> None:
+        try:
+            for proposal in proposals:
+                if unwanted.is_set():
+                    return
+                made.put(proposal)
+        finally:
+            made.put(None)
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        making = thread.submit(make)
+        try:
+            while (proposal := made.get()) is not None:
+                yield proposal
+            making.result()  # raises what making them raised
+        finally:
+            unwanted.set()
+
+
+def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:
+    own = [found for found in history if found.policy == teacher.name]
+    return max(0, min(attempts - len(own), successes - sum(found.accepted for found in own)))
+
+
+def _examples(
+    config: SupervisedConfig, tasks: Sequence[Task], judged: JudgedRun, run: RunDirectory, device: str
+) -> list[Example]:
+    share = config.augmentation.exemplars_share
+    database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
+    if database is not None:
+        database.add_all(judged.evaluations())
+    slowest, fastest = config.augmentation.slowest, config.augmentation.fastest
+    examples = []
+    for task in tasks:
+        for evaluation in (found for found in judged.history(task) if is_learnt(found, slowest, fastest)):
+            prompt = _prompt(config, task, evaluation, database, device, share)
+            examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
+    return examples
+
+
+def _prompt(
+    config: SupervisedConfig,
+    task: Task,
+    evaluation: Evaluation,
+    database: ExemplarDatabase | None,
+    device: str,
+    share: float,
+) -> Prompt:
+    """A plain prompt or, for a share of the examples, one that shows slower variations than the answer."""
+    rng = random.Random(sha256_of(f"{config.seed} {evaluation.candidate_sha256}"))
+    shown: list[Exemplar] = []
+    if database is not None and rng.random() < share:
+        slower = [
+            exemplar
+            for exemplar in database.exemplars(task.sha256, device=device)
+            if exemplar.candidate_sha256 != evaluation.candidate_sha256
+            and evaluation.speedup_low is not None
+            and (exemplar.score or 0.0) < evaluation.speedup_low
+        ]
+        shown = rng.sample(slower, min(2, len(slower)))
+    return prompt_of(config.prompt, task, shown, device)

@@ -1,1 +1,0 @@
-"""Makes the data of the supervised stage: what teachers write, and the examples that follow from it."""
