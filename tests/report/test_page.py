@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import UsageError
-from kernelwright.records import Candidate, Label, Reason, RunDirectory, Task
+from kernelwright.records import Candidate, Reason, RunDirectory, Task
 from kernelwright.records.model_costs import TRANSCRIPT
 from kernelwright.records.scoring import log_ratios
 from kernelwright.records.screened import screened_of
@@ -23,7 +23,6 @@ from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.report.page import times, write_report
 from kernelwright.report.rows import best_of, rows_of
 from kernelwright.report.table import TaskResult, bench_table
-from kernelwright.report.words import LABELS, REASONS
 from tests.report.report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
 
 PAYLOADS = (
@@ -82,7 +81,7 @@ def test_every_candidate_has_a_row_with_its_verdict_reason_and_interval(tmp_path
     states = "accepted rejected improvement rejected improvement improvement accepted rejected improvement"
     assert [row["data-state"] for row in rows] == [*states.split(), "rejected", "improvement"]
     for words in (
-        REASONS[Reason.INPUT_MUTATED],
+        Reason.INPUT_MUTATED.meaning,
         "input-mutated",
         "[1.588, 1.652]",
         "1.620×",
@@ -440,11 +439,6 @@ def test_a_near_miss_says_what_it_lacks_and_what_would_settle_it(tmp_path):
     assert "5.10 %" in page.text
 
 
-def test_every_reason_and_label_has_words():
-    assert set(REASONS) == set(Reason)
-    assert set(LABELS) == set(Label)
-
-
 def test_a_source_is_kept_once_however_often_it_was_judged(tmp_path):
     same = [accepted("a", 2.0 + i / 10) for i in range(5)]
     entries = details_of(page_of(tmp_path, same))
@@ -495,7 +489,7 @@ def test_screened_candidates_stand_apart_from_judged_ones(tmp_path):
     assert section.count("<circle") == 1, "the scatter holds what was judged"
     assert "3.500×" in section
     assert "not judged" in section
-    assert REASONS[Reason.WRONG_OUTPUT] in section
+    assert Reason.WRONG_OUTPUT.meaning in section
     assert "thrice &lt;/script&gt;" in section
     spent = text.partition('id="spent"')[2].partition("</section>")[0]
     assert "<td>screening</td><td>build</td>" in spent

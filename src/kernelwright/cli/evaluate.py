@@ -106,11 +106,11 @@ def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
 
 def in_words(evaluation: Evaluation, run: Path) -> str:
     """The verdict for a person, one fact a line."""
-    from kernelwright.report.words import LABELS, REASONS, near_miss
+    from kernelwright.report.words import near_miss
 
     lines = [f"verdict      {evaluation.verdict}"]
     if evaluation.reason:
-        lines.append(f"reason       {evaluation.reason}: {REASONS[evaluation.reason]}")
+        lines.append(f"reason       {evaluation.reason}: {evaluation.reason.meaning}")
     detail, _, change = evaluation.detail.partition("\nTo change: ")
     if detail:
         lines.append(f"detail       {printable(detail)}")
@@ -136,7 +136,7 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
             f"latency      {format_latency(evaluation.paired_us)} against the reference's "
             f"{format_latency(evaluation.reference_us)}: its median, and that divided by the speedup"
         )
-    lines += [f"label        {label}: {LABELS[label]}" for label in evaluation.labels]
+    lines += [f"label        {label}: {label.meaning}" for label in evaluation.labels]
     lines.append(f"device       {evaluation.device}")
     lines.append(f"run          {run}")
     return "\n".join(lines)

@@ -210,14 +210,13 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
 
 def in_words(result: OptimizeResult) -> str:
     """Result of a search, for a person."""
-    from kernelwright.report.words import LABELS
 
     lines = []
     if result.best is None:
         lines.append("best         none: no improvement was confirmed")
     else:
         lines.append(f"best         {evaluation_line(result.best)}")
-        lines += [f"label        {label}: {LABELS[label]}" for label in result.best.labels]
+        lines += [f"label        {label}: {label.meaning}" for label in result.best.labels]
         if result.beside is not None:
             lines.append(f"baselines    {beside_in_words(result.beside)}")
         lines.append(f"{'drop-in      ' if result.is_handed_out else 'not ahead    '}{result.drop_in}")

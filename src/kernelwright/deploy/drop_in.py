@@ -9,7 +9,6 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
-from kernelwright.report.words import LABELS
 from kernelwright.tasks import bring_to_life, printing_aside
 from kernelwright.version import __version__
 
@@ -39,7 +38,7 @@ def _provenance(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
         f"Measured {best.started} by kernelwright {__version__}, "
         "confirmed by a measurement that the search did not choose it by.",
         f"Policy {best.policy}; techniques: {', '.join(best.techniques) or 'none named'}.",
-        *(f"Label {label}: {LABELS[label]}." for label in best.labels),
+        *(f"Label {label}: {label.meaning}." for label in best.labels),
         f"task sha256 {best.task_sha256}",
         f"candidate sha256 {best.candidate_sha256}",
     ]

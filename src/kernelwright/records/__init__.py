@@ -9,14 +9,13 @@ from kernelwright.records.models import (
     Contract,
     Evaluation,
     KeptContract,
-    Label,
-    Reason,
     Scoring,
     Task,
     TimingBlock,
     TimingSeries,
     Verdict,
 )
+from kernelwright.records.reasons import Label, Reason
 from kernelwright.records.run_directory import RunDirectory, capture_environment, not_written, require_possible
 
 __all__ = [

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.improvement import NEAR_MISS_LOW, clears_noise_floor, processes_to_settle
 from kernelwright.records.lines import encodable
+from kernelwright.records.reasons import Label, Reason
 
 
 class _Record(BaseModel):
@@ -27,168 +28,9 @@ class Verdict(StrEnum):
     REJECTED = "rejected"
 
 
-class Reason(StrEnum):
-    """Reason of a rejection. `docs/verdicts.md` describes each code."""
-
-    SYNTAX_ERROR = "syntax-error"
-    """The source is not valid Python."""
-    NO_MODEL_NEW = "no-model-new"
-    """The module does not define a class `ModelNew` that is a `torch.nn.Module`."""
-    BUILD_FAILED = "build-failed"
-    """Importing the module or constructing `ModelNew` raised an exception."""
-    BUILD_TIMEOUT = "build-timeout"
-    """Importing and constructing took longer than the limit."""
-    RUNTIME_ERROR = "runtime-error"
-    """A call raised an exception."""
-    TIMEOUT = "timeout"
-    """All calls together took longer than an evaluation may."""
-    RUN_TIMEOUT = "run-timeout"
-    """A call did not finish within the limit."""
-    CRASHED = "crashed"
-    """The process died of a signal."""
-    EXITED = "exited"
-    """The process ended by itself before it had answered."""
-    OUT_OF_MEMORY = "out-of-memory"
-    """The process used more memory than it may."""
-    TOO_MANY_PROCESSES = "too-many-processes"
-    """The process started more children than it may."""
-    PROTOCOL_VIOLATION = "protocol-violation"
-    """Something other than the harness wrote to the channel."""
-    STATE_MISMATCH = "state-mismatch"
-    """`state_dict` has other keys, shapes or dtypes than the reference's, or does not take new weights."""
-    MODE_MISMATCH = "mode-mismatch"
-    """The module is in another train/eval mode than the reference, or wrong in the mode it was not built in."""
-    BUFFER_MISMATCH = "buffer-mismatch"
-    """Buffers, such as batch-norm statistics, differ from the reference's after the same calls."""
-    WRONG_TYPE = "wrong-type"
-    """An output is not a plain `torch.Tensor` or the structure of outputs differs."""
-    WRONG_SHAPE = "wrong-shape"
-    WRONG_DTYPE = "wrong-dtype"
-    WRONG_DEVICE = "wrong-device"
-    WRONG_STRIDES = "wrong-strides"
-    """An output's strides differ from the reference's."""
-    WRONG_OUTPUT = "wrong-output"
-    """An output is further from the float64 truth than the tolerance allows."""
-    PRECISION_DOWNGRADE = "precision-downgrade"
-    """The error is what the next lower precision gives, not what the reference's precision gives."""
-    NON_FINITE_OUTPUT = "non-finite-output"
-    """NaN or infinity where the truth is finite."""
-    STALE_WEIGHTS = "stale-weights"
-    """Right with the weights it was built with, wrong after new weights were loaded."""
-    STALE_OUTPUT = "stale-output"
-    """The output belongs to an earlier call's input."""
-    TIMED_OUTPUT_WRONG = "timed-output-wrong"
-    """Right when checked, wrong in a timed call."""
-    INPUT_MUTATED = "input-mutated"
-    """A call changed its inputs although the reference does not."""
-    OUTPUT_OVERWRITTEN = "output-overwritten"
-    """A later call changed the output of an earlier one."""
-    OUTPUT_ALIASES = "output-aliases"
-    """An output shares memory with an input, a parameter or a buffer although the reference's does not."""
-    LAYOUT_DEPENDENT = "layout-dependent"
-    """It is wrong, or raises, where inputs lie otherwise in memory than the task makes them."""
-    NONDETERMINISTIC = "nondeterministic"
-    """The same input gave outputs further apart than the tolerance."""
-    CLOCK_DISAGREEMENT = "clock-disagreement"
-    """The latency seen from outside is longer than the one measured inside by more than the harness costs."""
-    WORK_OUTSIDE_TIMING = "work-outside-timing"
-    """The process computed between timed calls."""
-    DEVICE_NOT_QUIET = "device-not-quiet"
-    """The device was still busy after the candidate's call had ended."""
-    GLOBAL_STATE_CHANGED = "global-state-changed"
-    """It changed process-wide state that a drop-in module must leave alone."""
-    FORBIDDEN_LABEL = "forbidden-label"
-    """It carries a label that the settings do not allow."""
-
-
-HINTS: dict[Reason, str] = {
-    Reason.SYNTAX_ERROR: "mend the line that Python's parser names",
-    Reason.NO_MODEL_NEW: "define a class ModelNew(torch.nn.Module) at the top level of the file",
-    Reason.BUILD_FAILED: "mend the first error above; ModelNew takes what get_init_inputs() returns, and its file imports "
-    "installed packages only, nothing beside it",
-    Reason.BUILD_TIMEOUT: "build less at import, or raise --build-timeout",
-    Reason.RUNTIME_ERROR: "mend the error above; forward must take other values of the task's inputs too",
-    Reason.TIMEOUT: "make calls faster, or raise budget_s",
-    Reason.RUN_TIMEOUT: "end every wait, and move long work into the first call, or raise --timeout",
-    Reason.CRASHED: "check pointers, bounds and alignment of the kernel; compute-sanitizer finds most such errors",
-    Reason.EXITED: "return from forward instead of ending the process",
-    Reason.OUT_OF_MEMORY: "free or reuse memory between calls; nothing may grow with their number",
-    Reason.TOO_MANY_PROCESSES: "start no processes in a call",
-    Reason.PROTOCOL_VIOLATION: "write to no file descriptor that the module has not opened",
-    Reason.STATE_MISMATCH: "register parameters and buffers under the reference's names, shapes and dtypes; "
-    "--contract kernelbench leaves names free",
-    Reason.MODE_MISMATCH: "leave self.training alone and compute in both modes what the reference computes; "
-    "--contract kernelbench asks for the built mode only",
-    Reason.BUFFER_MISMATCH: "update running statistics and counters as the reference does, in both modes; "
-    "--contract kernelbench does not compare them",
-    Reason.WRONG_TYPE: "return plain torch.Tensor objects in the reference's structure",
-    Reason.WRONG_SHAPE: "return the reference's shape",
-    Reason.WRONG_DTYPE: "convert the output to the reference's dtype",
-    Reason.WRONG_DEVICE: "return the output on the inputs' device",
-    Reason.WRONG_STRIDES: "return the reference's strides, as by .contiguous(); --contract kernelbench leaves them free",
-    Reason.WRONG_OUTPUT: "compare forward with the reference in float64 on the input set that is named above",
-    Reason.PRECISION_DOWNGRADE: "keep float32 in products and sums: no TF32, float16 or bfloat16 that the reference lacks",
-    Reason.NON_FINITE_OUTPUT: "subtract the maximum before exp, write every element, and divide by no zero",
-    Reason.STALE_WEIGHTS: "derive folded or packed weights from the parameters in every call, or whenever one was changed",
-    Reason.STALE_OUTPUT: "compute every call's output from its own inputs; a cache must compare all of them",
-    Reason.TIMED_OUTPUT_WRONG: "compute every call alike, whatever its number, its time and the process",
-    Reason.INPUT_MUTATED: "work on a copy of the inputs",
-    Reason.OUTPUT_OVERWRITTEN: "allocate a new output for each call, or clone the buffer that is reused",
-    Reason.OUTPUT_ALIASES: "return memory of the output's own: clone a view of inputs, parameters or buffers",
-    Reason.LAYOUT_DEPENDENT: "read inputs by their strides, or call .contiguous() on them; a pointer may lie off a vector's "
-    "boundary. --contract kernelbench gives only the task's own layout",
-    Reason.NONDETERMINISTIC: "look for a race or memory that is read before it is written",
-    Reason.CLOCK_DISAGREEMENT: "do all work inside the call, on the current stream",
-    Reason.WORK_OUTSIDE_TIMING: "join threads and processes before forward returns",
-    Reason.DEVICE_NOT_QUIET: "let the current stream wait for every other stream before forward returns",
-    Reason.GLOBAL_STATE_CHANGED: "put back the setting that is named above before forward returns, or do not change it",
-    Reason.FORBIDDEN_LABEL: "avoid what the label names, or take it off the forbidden ones with --allow",
-}
-"""What to change, in one line, for each reason."""
-
-
 def with_hint(reason: Reason, detail: str) -> str:
     """The detail of a rejection with a last line that says what to change."""
-    return f"{detail}\nTo change: {HINTS[reason]}.".strip()
-
-
-class Label(StrEnum):
-    """Remark on an accepted candidate. Settings can turn any of them into a rejection."""
-
-    WRAPPER_ONLY = "wrapper-only"
-    """The same operators behind torch.compile or a CUDA graph; no new kernel."""
-    TF32 = "tf32"
-    """It lets matrix products use TF32 and stays within the tolerance."""
-    SPLIT_PRECISION = "split-precision"
-    """It computes float32 products from 16-bit pieces of each value: several products on tensor cores instead of one."""
-    FP16_OPERANDS = "fp16-operands"
-    """It rounds float32 values to 16 bits, whole, and stays within the tolerance."""
-    LIBRARY_CALL = "library-call"
-    """Its work is done by PyTorch's or a vendor's operators, not by code of its own."""
-    CUSTOM_KERNEL = "custom-kernel"
-    """It has CUDA, Triton or C++ source of its own."""
-    CUDA_GRAPH = "cuda-graph"
-    ALIASED_OUTPUT = "aliased-output"
-    """A later call overwrites the output of an earlier one (a CUDA graph's static buffer)."""
-    GLOBAL_FLAGS = "global-flags"
-    """It sets process-wide performance flags, such as cudnn.benchmark."""
-    STATE_DIFFERS = "state-differs"
-    """Weights cannot be loaded into it; judged with its own from the same seed, which were not drawn anew."""
-    CONTIGUOUS_ONLY = "contiguous-only"
-    """It refuses inputs that lie otherwise in memory than the task makes them, with an error of its own."""
-    PREPACKED_WEIGHTS = "prepacked-weights"
-    """It prepares weights when they are loaded, and does not notice when a parameter is changed or replaced later."""
-    STRIDES_DIFFER = "strides-differ"
-    STOCHASTIC_TASK = "stochastic-task"
-    """The reference draws random numbers in `forward`; both sides were seeded alike before each call."""
-    VACUOUS_TASK = "vacuous-task"
-    """A trivial output passes this task's check, so being right proves little."""
-    UNCALIBRATED_PRECISION = "uncalibrated-precision"
-    """No input set of this task tells the reference's precision from the next lower one."""
-    SUSPICIOUS_SOURCE = "suspicious-source"
-    """Static analysis found patterns known from cheats. Advice only."""
-    NOT_RETIMED = "not-retimed"
-    """Checked but not timed, by request."""
+    return f"{detail}\nTo change: {reason.hint}.".strip()
 
 
 class Contract(StrEnum):

@@ -9,7 +9,6 @@ from typing import Any
 
 from kernelwright.records import Evaluation
 from kernelwright.records.decisions import BASELINE_POLICY
-from kernelwright.report.words import LABELS, REASONS
 
 IMPROVEMENT, ACCEPTED, REJECTED = "improvement", "accepted", "rejected"
 
@@ -54,12 +53,12 @@ class EvaluationRow:
     @property
     def reason(self) -> str:
         """Reason of a rejection in words; empty when accepted."""
-        return REASONS[self.evaluation.reason] if self.evaluation.reason else ""
+        return self.evaluation.reason.meaning if self.evaluation.reason else ""
 
     @property
     def labels(self) -> list[tuple[str, str]]:
         """Each label with its meaning."""
-        return [(label.value, LABELS[label]) for label in self.evaluation.labels]
+        return [(label.value, label.meaning) for label in self.evaluation.labels]
 
     @property
     def is_near_miss(self) -> bool:

@@ -12,7 +12,6 @@ from markupsafe import Markup
 from kernelwright.records.screened import Screened
 from kernelwright.report import charts
 from kernelwright.report.rows import EvaluationRow, candidates, drawable
-from kernelwright.report.words import REASONS
 
 ROWS_MAX = 200
 """Estimates that the page lists, the best first. Chosen for legibility."""
@@ -34,7 +33,7 @@ class ScreenedRow:
     @property
     def reason(self) -> str:
         """Reason for not being right, in words."""
-        return REASONS[self.found.reason] if self.found.reason else ""
+        return self.found.reason.meaning if self.found.reason else ""
 
 
 def screened_section(found: Sequence[Screened], rows: Sequence[EvaluationRow]) -> dict[str, Any] | None:
