@@ -102,9 +102,9 @@ KEPT = {
 
 
 @pytest.fixture
-def looks(_one_zygote):
+def looks(_one_fork_server):
     """Screens in a pool of the task's own; all of them fork from one process that has imported torch."""
-    return partial(looked, _one_zygote())
+    return partial(looked, _one_fork_server())
 
 
 def looked(zygote: ForkServer, kept: Kept, settings: Settings, *sources: str):

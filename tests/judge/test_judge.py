@@ -21,8 +21,9 @@ from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
 from kernelwright.judge.check.facts import measure_task
+from kernelwright.judge.check.findings import CheckFindings, Demands, Failed
 from kernelwright.judge.check.oracle import Oracle
-from kernelwright.judge.check.trial import CheckFindings, Failed, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
@@ -919,7 +920,7 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
     gate = SimpleNamespace(held_s=0.0, waited_s=0.0)
     facts = SimpleNamespace(stateful=True)
     trial = SimpleNamespace(
-        start=lambda role: side, gate=gate, findings=CheckFindings(frozenset()), settings=TIME, facts=facts
+        start=lambda role: side, gate=gate, findings=CheckFindings(Demands()), settings=TIME, facts=facts
     )
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
     monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
@@ -1121,7 +1122,7 @@ def limit_of_a_gate(judge, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(judge, "device", torch.device("cpu"))
         patch.setattr(judge_module, "DeviceGate", lambda device, limit_s: limits.append(limit_s) or DeviceGate(device))
-        judge.trial(RELU, candidate(), None, CHECK, CheckFindings(frozenset()))
+        judge.trial(RELU, candidate(), None, CHECK, CheckFindings(Demands()))
     return limits[0]
 
 
@@ -1151,7 +1152,7 @@ def test_whoever_made_others_wait_for_its_kernels_is_tried_alone_where_nobody_wa
 @pytest.mark.parametrize("own_gib", [60, 80])
 def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
     def verdict(*arguments):
-        made = CheckFindings(frozenset())
+        made = CheckFindings(Demands())
         made.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
         return made
 

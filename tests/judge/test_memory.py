@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.check import similar_inputs
+from kernelwright.judge.check import check
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.oracle import _disturbed
@@ -46,7 +46,7 @@ ROOM = N / 8
 def _large(monkeypatch, one_fork_server):
     """A small task is taken for a large one."""
     monkeypatch.setattr(input_sets, "PART", 1024)
-    monkeypatch.setattr(similar_inputs, "_SWAP_TRIES", 64)
+    monkeypatch.setattr(check, "_SWAP_TRIES", 64)
     monkeypatch.setattr(side, "SERIES_BYTES_MAX", 1)
     monkeypatch.setattr(side, "LARGE_BYTES", 1)
     monkeypatch.setattr(side, "_SHIFT_BYTES", 384)

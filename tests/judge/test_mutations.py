@@ -15,15 +15,16 @@ import torch
 
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
-from kernelwright.judge.check import bounds, check, compare, examiner, oracle, side_effects, similar_inputs, weights
+from kernelwright.judge.check import bounds, check, compare, drop_in, oracle, weights
 from kernelwright.judge.check.compare import Distance, Tolerance
 from kernelwright.judge.check.facts import TaskFacts
-from kernelwright.judge.check.trial import CheckFindings
+from kernelwright.judge.check.findings import CheckFindings
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation import fork_server
 from kernelwright.judge.isolation import side as stage
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.isolation.replies import Described
-from kernelwright.judge.timing import clocks, triple
+from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
 from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, source_in_mode
@@ -60,7 +61,7 @@ def both(*parts: Callable[[Patch], None]) -> Callable[[Patch], None]:
 
 
 def nothing_swapped(patch: Patch) -> None:
-    patch.setattr(similar_inputs, "_swap", lambda x, generator: x)
+    patch.setattr(check, "_swap", lambda x, generator: x)
 
 
 def inputs_taken_for_intact(patch: Patch) -> None:
@@ -120,7 +121,16 @@ def not_a_number_taken_for_right(patch: Patch) -> None:
 
 
 def every_label_allowed(patch: Patch) -> None:
-    patch.setattr(CheckFindings, "label", lambda self, label, detail: self.labels.add(label))
+    original = CheckFindings.add
+
+    def add(self: CheckFindings, findings: Any) -> None:
+        for finding in findings:
+            if finding.label is not None:
+                self.labels.add(finding.label)
+            else:
+                original(self, [finding])
+
+    patch.setattr(CheckFindings, "add", add)
 
 
 def replaced_functions_unseen(patch: Patch) -> None:
@@ -129,19 +139,18 @@ def replaced_functions_unseen(patch: Patch) -> None:
 
 
 def global_state_unseen(patch: Patch) -> None:
-    patch.setattr(side_effects, "forbidden_changes", lambda before, after: [])
+    patch.setattr(drop_in, "forbidden_changes", lambda before, after: [])
 
 
 def aliases_unseen(patch: Patch) -> None:
-    original = examiner.check_form
+    original = Trial.check_form
 
-    def check_form(on: Any, reference: Any, answer: Any, *, strides: bool = True) -> None:
+    def check_form(trial: Trial, reference: Any, answer: Any, *, strides: bool = True) -> None:
         outputs = tuple(output.model_copy(update={"aliases": ()}) for output in answer.described.outputs)
         described = answer.described.model_copy(update={"outputs": outputs})
-        original(on, reference, replace(answer, described=described), strides=strides)
+        original(trial, reference, replace(answer, described=described), strides=strides)
 
-    patch.setattr(examiner, "check_form", check_form)
-    patch.setattr(triple, "check_form", check_form)
+    patch.setattr(Trial, "check_form", check_form)
 
 
 def traits_unseen(patch: Patch) -> None:
@@ -236,7 +245,7 @@ MUTATIONS = [
     Mutation(
         "dtype of the output, and the tolerance (each catches it)",
         "p05_half_output",
-        both(skip(examiner, "check_form"), usual_tolerance),
+        both(skip(Trial, "check_form"), usual_tolerance),
     ),
     Mutation(
         "shared memory, inputs compared, and the first output looked at again (each catches it)",

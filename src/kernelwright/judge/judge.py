@@ -22,7 +22,8 @@ from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
-from kernelwright.judge.check.trial import PAIRED_BASELINE, CheckFindings, Failed, RejectionError, Trial
+from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands, Failed, RejectionError
+from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
 from kernelwright.judge.isolation.fork_server import ForkServer
@@ -193,7 +194,7 @@ class Judge:
         self, task: Task, candidate: Candidate, settings: Settings, paired_baseline: Candidate | None
     ) -> CheckFindings:
         self._workers.spent_s.clear()
-        findings = CheckFindings(settings.forbid, guard.static_labels(candidate.source, task.source), settings.contract)
+        findings = CheckFindings(Demands.of(settings), guard.static_labels(candidate.source, task.source))
         findings.checks["advice"] = list(guard.advice(candidate.source))
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         if paired_baseline is not None and self._memory.alone:
@@ -243,8 +244,7 @@ class Judge:
 
     def _examine(self, trial: Trial) -> None:
         settings, findings = trial.settings, trial.findings
-        for label in sorted(findings.labels):
-            findings.label(label, "by its source")
+        findings.add(CheckFinding.remark(label, "by its source") for label in sorted(findings.labels))
         self._progress("checking")
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
@@ -261,7 +261,7 @@ class Judge:
                 findings.checks["settled"] = f"after few calls: {why}"
                 trial = replace(trial, settings=trial.settings.brief)
             if not settings.timed:
-                findings.label(Label.NOT_RETIMED, "its time was not asked for")
+                findings.remark(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:
                 for side in sides:
                     side.release_idle()
@@ -342,7 +342,7 @@ def record_of(
     paired_baseline: Candidate | None = None,
 ) -> Evaluation:
     """The record of an evaluation that began then, took so long, and ended with these findings and answers to contracts."""
-    decides = findings.rejection or findings.failure
+    decides = findings.decisive
     timed = {} if findings.score is None or decides is not None else findings.score.recorded
     if paired_baseline is not None and timed.get("vs_rival") is not None:
         timed[PAIRED_BASELINE] = "-".join(paired_baseline.techniques)
@@ -353,7 +353,7 @@ def record_of(
         verdict=Verdict.ACCEPTED if decides is None else Verdict.REJECTED,
         reason=None if decides is None else decides.reason,
         detail="" if decides is None else with_hint(decides.reason, decides.detail.strip()),
-        contract=findings.contract,
+        contract=findings.demands.contract,
         contracts=contracts,
         labels=tuple(sorted(findings.labels)),
         device=device,

@@ -16,7 +16,7 @@ class Reason(StrEnum):
     hint: str
     """Change that mends it, in one line without a full stop."""
 
-    def __new__(cls, code: str, meaning: str, hint: str) -> Reason:
+    def __new__(cls, code: str, meaning: str = "", hint: str = "") -> Reason:
         """A member from its code, meaning and hint."""
         member = str.__new__(cls, code)
         member._value_, member.meaning, member.hint = code, meaning, hint
@@ -183,7 +183,7 @@ class Label(StrEnum):
     meaning: str
     """Property of the candidate, as a fragment of a sentence."""
 
-    def __new__(cls, code: str, meaning: str) -> Label:
+    def __new__(cls, code: str, meaning: str = "") -> Label:
         """A member from its code and meaning."""
         member = str.__new__(cls, code)
         member._value_, member.meaning = code, meaning

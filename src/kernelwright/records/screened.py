@@ -7,7 +7,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.records.knobs import shown
-from kernelwright.records.models import Candidate, Reason, Task
+from kernelwright.records.models import Candidate, Task
+from kernelwright.records.reasons import Reason
 
 
 class Screened(BaseModel):

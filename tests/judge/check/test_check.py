@@ -17,12 +17,13 @@ from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.check import bounds
 from kernelwright.judge.check.bounds import Bounds
+from kernelwright.judge.check.check import _change, _swap
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
+from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
-from kernelwright.judge.check.similar_inputs import _change, _swap
-from kernelwright.judge.check.trial import CheckFindings, RejectionError, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import buffer_has_kept_up
 from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.replies import Described, Output
@@ -63,7 +64,7 @@ class LocalSide:
         )
         return CallOutput(outputs, described, None, inputs_intact=True)
 
-    def rest(self):
+    def release_idle(self):
         self.rested += 1
 
     def operators(self):
@@ -78,7 +79,7 @@ def checker(made, answer=None, operators=(), **changes):
         facts=measure_task(bring_to_life(made), torch.device("cpu")),
         candidate=candidate(),
         settings=settings,
-        findings=CheckFindings(settings.forbid),
+        findings=CheckFindings(Demands(forbidden=settings.forbid)),
         workers=None,
         directory=Path(),
         gate=lambda shared=False: contextlib.nullcontext(),
@@ -521,7 +522,7 @@ def test_where_products_may_use_tf32_convolutions_may_too(tf32):
 
 def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
     one = convolution(bits=10)
-    one.trial = replace(one.trial, findings=CheckFindings({Label.TF32}))
+    one.trial = replace(one.trial, findings=CheckFindings(Demands(forbidden={Label.TF32})))
     with pytest.raises(RejectionError) as caught:
         judged(one)
     assert caught.value.reason is Reason.FORBIDDEN_LABEL

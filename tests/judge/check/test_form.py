@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.judge.check.form import held_output
+from kernelwright.judge.check.compare import Distance
+from kernelwright.judge.check.drop_in import held_findings
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Reason
 
@@ -16,5 +17,5 @@ def test_a_worker_that_dies_while_an_earlier_output_is_read_keeps_its_reason():
         raise WorkerError(Reason.CRASHED, "signal 11")
 
     with pytest.raises(WorkerError) as caught:
-        held_output(SimpleNamespace(), SimpleNamespace(recopy=recopy), 0)
+        held_findings(SimpleNamespace(recopy=recopy), 0, [], Distance(0.0, 0.0), set())
     assert caught.value.reason is Reason.CRASHED

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
-from kernelwright.execution import rotation
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.check.trial import RejectionError
+from kernelwright.judge.check.findings import RejectionError
+from kernelwright.judge.timing import rotation
 from kernelwright.judge.timing.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
 from kernelwright.records import Candidate, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
@@ -24,8 +24,8 @@ SAME = baseline("return super().forward(x)", name="same")
 
 
 @pytest.fixture(scope="module")
-def judge(_one_zygote: type) -> Iterator[Judge]:
-    with Judge("cpu", SETTINGS, zygote=_one_zygote()) as made:
+def judge(_one_fork_server: type) -> Iterator[Judge]:
+    with Judge("cpu", SETTINGS, fork_server=_one_fork_server()) as made:
         yield made
 
 

@@ -17,7 +17,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.gpu import device_state
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
-from kernelwright.judge.check.trial import CheckFindings, RejectionError
+from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import cache, clocks, triple
 from kernelwright.judge.timing import pairs as timing
@@ -44,10 +44,10 @@ class FakeGate:
 
 class FakeTrial:
     def __init__(self, device=CPU):
-        self.facts = self.findings = self
+        self.facts = self
+        self.findings = CheckFindings(Demands())
         self.device = device
         self.settings = Settings.quick(threads=1, excess_limit=0.25, excess_limit_us=100.0, idle_limit_us=3000.0)
-        self.labels = set()
         self.check = SimpleNamespace(
             bounds=UNSETTLED, tolerances={}, timed_tolerance=Distance(1e-6, 1e-5), output_follows_input=False
         )
@@ -55,9 +55,6 @@ class FakeTrial:
         self.redraws = self.has_buffers = False
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
-
-    def label(self, label, detail):
-        self.labels.add(label)
 
     def drawing(self):
         drawn = self.draw()
@@ -140,7 +137,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         has_paired_baseline=False,
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
-        findings=CheckFindings(frozenset()),
+        findings=CheckFindings(Demands()),
         facts=FakeTrial(),
     )
 
@@ -217,7 +214,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         given = dict.fromkeys(SIDES, SimpleNamespace(close=lambda: None))
         odd = SimpleNamespace(deal=lambda block: [])
         timing._time_process(
-            SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=CheckFindings(frozenset())),
+            SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=CheckFindings(Demands())),
             None,
             None,
             odd,
@@ -300,7 +297,7 @@ def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(
     run, trial, sides = odd_run()
     trial.has_paired_baseline = False
     sides["candidate"].outer_us = first_call_s * 1e6
-    monkeypatch.setattr(triple, "check_form", lambda *given: None)
+    trial.check_form = lambda *given: None
     elsewhere = InputSet("elsewhere", lambda x, g: x.clone(), "", layout=True)
     trial.check.tolerances |= {elsewhere: Distance(1e-6, 1e-6), InputSet("negative", lambda x, g: -x, ""): Distance(0, 0)}
     run.first_calls()
@@ -542,9 +539,9 @@ def test_the_first_timed_output_must_still_be_there():
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
-    run._trial.labels.add(Label.CUDA_GRAPH)
+    run._trial.findings.labels.add(Label.CUDA_GRAPH)
     run.verify_held()
-    assert Label.ALIASED_OUTPUT in run._trial.labels
+    assert Label.ALIASED_OUTPUT in run._trial.findings.labels
 
 
 def test_a_view_of_an_input_is_not_expected_to_last():
@@ -552,7 +549,7 @@ def test_a_view_of_an_input_is_not_expected_to_last():
     run._first = list, [torch.zeros(3)], []
     run._check.output_follows_input = True
     run.verify_held()
-    assert run._trial.labels == set()
+    assert run._trial.findings.labels == set()
 
 
 def test_ratios_are_paired_by_input_and_grouped_by_process():
@@ -657,7 +654,7 @@ def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
 def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
     trial = FakeTrial()
     trial.settings = Settings(processes_min=1, processes_max=1)
-    trial.labels = {Label.STRIDES_DIFFER}
+    trial.findings.labels = {Label.STRIDES_DIFFER}
     monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
     assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == 1
 
@@ -705,7 +702,6 @@ def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_pair
 def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(monkeypatch, measured):
     trial, made = FakeTrial(), one_process(0.2, noise=0.01)
     trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9)
-    trial.checks = {}
 
     def spends(trial, check, flush, odd, process, given, against_truth):
         if process == measured:
@@ -720,7 +716,7 @@ def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(monkeypatch, 
         return
     found, _ = timing.time_candidate(trial, trial.check, None)
     assert len(found.blocks) == measured
-    assert trial.checks["settled"] == f"after {measured} process triples: spent"
+    assert trial.findings.checks["settled"] == f"after {measured} process triples: spent"
 
 
 def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):

@@ -5,21 +5,23 @@ The order matters: cheap and telling checks come first, so that most wrong candi
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from kernelwright.errors import TaskError
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart
+from kernelwright.judge.check.drop_in import held_findings
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
-from kernelwright.judge.check.form import held_output, reject_overwritten
+from kernelwright.judge.check.facts import some_of
+from kernelwright.judge.check.findings import CheckFinding, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
-from kernelwright.judge.check.side_effects import check_process
-from kernelwright.judge.check.similar_inputs import check_similar_inputs
-from kernelwright.judge.check.trial import RejectionError
 from kernelwright.judge.check.weights import (
     check_buffers,
     check_default_buffers,
@@ -30,6 +32,7 @@ from kernelwright.judge.check.weights import (
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
+from kernelwright.tasks.input_sets import size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     trial, facts = examiner.trial, examiner.trial.facts
     if facts.stochastic:
         why = "keeps a state between calls" if facts.stateful else "draws random numbers in forward"
-        trial.findings.label(Label.STOCHASTIC_TASK, f"the reference {why}")
+        trial.findings.remark(Label.STOCHASTIC_TASK, f"the reference {why}")
     if not trial.reloads_state and facts.oracle.initial_state:
         # It was given new weights before it was known that the candidate keeps those it was built with.
         examiner.reference.load_state(facts.oracle.initial_state)
@@ -137,7 +140,9 @@ def check_layouts(examiner: Examiner) -> None:
             # A kernel of PyTorch's own that memory is not aligned for takes the device away from the reference's process.
             broken = "CUDA error" in trial.findings.checks.get("skipped", {}).get(inputs.name, "")
         except (RejectionError, WorkerError) as failure:
-            trial.findings.excuse(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)
+            if (excused := CheckFinding.excused(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)) is None:
+                raise
+            trial.findings.add([excused])
             examiner.tolerances.pop(inputs, None)
             broken = isinstance(failure, WorkerError)
         if broken:
@@ -170,6 +175,65 @@ def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:
     examiner.judge(first, answer, Reason.NONDETERMINISTIC)
 
 
+def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:
+    """Inputs that differ from the first ones in the places of two elements, in a few elements, and in one.
+
+    A cache that is keyed by a digest confuses them.
+    """
+    examiner.earlier = first.question
+    for name, vary, kept in (
+        ("two-swapped", _swap, "a sum"),  # first: `first` was the latest call
+        ("few-changed", functools.partial(_change, 0.02), "a sample"),
+        ("one-changed", functools.partial(_change, 0.0), "a sample"),
+    ):
+        with examiner.trial.findings.skipping(name):
+            examiner.ask(InputSet(name, vary, f"caches keyed by {kept}", truths=True), slot=1, base=first.question.inputs)
+
+
+def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Move a share of the elements, or just one when it is 0, by several times the tensor's size; of booleans, turn them.
+
+    Zeros among other elements stay, as in all input sets: a triangular matrix may be what the task is about.
+    """
+    if x.numel() == 0:
+        return x
+    movable = x != 0
+    if x.dtype == torch.bool or not movable.any():
+        movable = torch.ones_like(movable)
+    if share == 0:
+        place = torch.rand(x.shape, generator=generator, device=x.device).masked_fill_(~movable, -1.0).argmax()
+        chosen = torch.zeros_like(movable)
+        chosen.view(-1)[place] = True
+    else:
+        chosen = some_of(x, share, generator) & movable
+    if x.dtype == torch.bool:
+        return x ^ chosen
+    size = size_of(x)
+    # What is all zero, such as an initial state, says nothing of its size; it must be seen beside others.
+    size = torch.where(size == 0, 1.0, size.clamp_min(1e-3)).to(x.dtype)
+    return torch.add(x, chosen, alpha=6 * size.item())
+
+
+_SWAP_TRIES = 4096
+"""Places among which two are looked for to swap: a list of all places of a large input takes more memory than the input."""
+
+
+def _swap(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Let two elements that differ change places, neither of them zero: a triangle stays one."""
+    if x.numel() < 2:
+        return x
+    tried = torch.randint(x.numel(), (_SWAP_TRIES,), generator=generator, device=x.device)
+    found = x.reshape(-1)[tried]
+    places = tried[found != 0]
+    others = tried[(found != 0) & (found != found[found != 0][:1])] if len(places) else places
+    if not len(others):
+        return x
+    first, second = places[0], others[0]
+    swapped = x.clone(memory_format=torch.contiguous_format).view(-1)
+    swapped[first], swapped[second] = x.reshape(-1)[second], x.reshape(-1)[first]
+    return swapped.view(x.shape)
+
+
 def check_unseeded_call(examiner: Examiner) -> None:
     """A second call without a new seed: the first must have left the generator where the reference leaves it."""
     facts, allowed = examiner.trial.facts, examiner.tolerances[INPUT_SETS[0]]
@@ -191,7 +255,9 @@ def check_other_mode(examiner: Examiner) -> None:
     try:
         _ask_in_both_modes(examiner)
     except (RejectionError, WorkerError) as failure:
-        trial.findings.excuse(failure, Reason.MODE_MISMATCH)
+        if (excused := CheckFinding.excused(failure, Reason.MODE_MISMATCH)) is None:
+            raise
+        trial.findings.add([excused])
         for side in examiner.sides:
             side.set_mode(training=training)
             if trial.reloads_state and trial.facts.oracle.initial_state:
@@ -217,31 +283,31 @@ def _ask_in_both_modes(examiner: Examiner) -> None:
 
 def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], output_follows_input: bool) -> None:
     """The first outputs, after all the calls since: no call may have written to them."""
+    findings = examiner.trial.findings
     if output_follows_input:
         examiner.candidate.release()
         return  # later calls overwrite the inputs, which the reference itself returns views of
     with examiner.trial.gate(shared=True):
         for index, posed in enumerate(held):
-            now, allowed = held_output(examiner.trial, examiner.candidate, index), posed.question.tolerance.allowed
-            if now is not None and not apart(now, examiner.bounds.whole(posed.question).truth).within(allowed):
-                reject_overwritten(examiner.trial)
+            truth, allowed = examiner.bounds.whole(posed.question).truth, posed.question.tolerance.allowed
+            findings.add(held_findings(examiner.candidate, index, truth, allowed, findings.labels))
     examiner.candidate.release()
 
 
 def _label_whole_check(examiner: Examiner) -> None:
     facts, findings, bounds = examiner.trial.facts, examiner.trial.findings, examiner.bounds
-    check_process(examiner.trial, examiner.candidate)
+    examiner.trial.check_process(examiner.candidate)
     operators = examiner.candidate.operators()
     if facts.stateful:
         examiner.reference.operators()  # that was a call, which one side alone may not have
     findings.checks["operators"] = operators
     if operators:
-        findings.label(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
+        findings.remark(Label.LIBRARY_CALL, f"it runs {', '.join(operators[:5])}")
     if vacuous := examiner.vacuity.passing:
-        findings.label(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(vacuous)}")
+        findings.remark(Label.VACUOUS_TASK, f"these pass every input set: {', '.join(vacuous)}")
         findings.checks["vacuous"] = list(vacuous)
     if not bounds.is_calibrated and bounds.float_dtype is not None:
-        findings.label(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
+        findings.remark(Label.UNCALIBRATED_PRECISION, "no input set tells this precision from the next lower one")
 
 
 def _present_state(examiner: Examiner) -> State:

@@ -11,9 +11,9 @@ from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import Distance, VacuityGate, apart
 from kernelwright.judge.check.facts import secret_seed
-from kernelwright.judge.check.form import check_form
+from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, State, tensors_of
-from kernelwright.judge.check.trial import RejectionError, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import CallOutput, Side
 from kernelwright.records import Label, Reason
@@ -135,7 +135,7 @@ class Examiner:
     def judge(self, posed: PosedQuestion, answer: CallOutput, reason: Reason | None = None) -> PosedQuestion:
         """Reject an answer of another form or too far from the truth; returns the question with the tolerance it needed."""
         findings, name = self.trial.findings, posed.set.name
-        check_form(self.trial, posed.reference, answer, strides=not posed.set.layout)
+        self.trial.check_form(posed.reference, answer, strides=not posed.set.layout)
         question = self.bounds.whole(posed.question)
         found = apart(answer.outputs, question.truth)
         question = self.bounds.widened(question, found)
@@ -151,7 +151,7 @@ class Examiner:
         if found.within(allowed):
             if question.uses_tf32:
                 where = "products or cuDNN" if self.trial.settings.tf32_products else "cuDNN"
-                findings.label(Label.TF32, f"its error on `{name}` is that of {where} in TF32: {found}")
+                findings.remark(Label.TF32, f"its error on `{name}` is that of {where} in TF32: {found}")
             return posed
         which, index = _worst_output(found, allowed)
         detail = f"on input set `{name}`: error{which} {found.of(index)}; allowed {allowed.of(index)}"

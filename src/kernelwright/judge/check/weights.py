@@ -10,9 +10,9 @@ import torch
 
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, distance, farthest
 from kernelwright.judge.check.examiner import Examiner
-from kernelwright.judge.check.facts import secret_seed
+from kernelwright.judge.check.facts import TaskFacts, secret_seed
+from kernelwright.judge.check.findings import CheckFinding, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError, State
-from kernelwright.judge.check.trial import RejectionError, Trial
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
@@ -39,7 +39,8 @@ def check_buffers(examiner: Examiner) -> None:
             if found.within(limit + rounding.get(key, limit)):
                 continue
         what = "parameter" if is_parameter else "buffer"
-        trial.findings.miss(Reason.BUFFER_MISMATCH, f"{what} `{key}` differs from the reference's after one call")
+        detail = f"{what} `{key}` differs from the reference's after one call"
+        trial.findings.add([CheckFinding.lacking(Reason.BUFFER_MISMATCH, detail)])
 
 
 _SEVERAL = 3
@@ -51,7 +52,8 @@ def check_moved_buffers(examiner: Examiner, mode: str, draws: bool) -> None:
     if not facts.has_buffers or not trial.reloads_state:
         return
     calls = [(facts.draw(), secret_seed() if draws else None) for _ in range(_SEVERAL)]
-    miss_moved_buffers(trial, *_states_after(examiner, calls), f"after {_SEVERAL} calls in {mode} mode")
+    when = f"after {_SEVERAL} calls in {mode} mode"
+    trial.findings.add(moved_buffer_findings(facts, *_states_after(examiner, calls), when))
 
 
 def _states_after(examiner: Examiner, calls: Sequence[tuple[list[Any], int | None]]) -> tuple[State, State]:
@@ -66,11 +68,13 @@ def _states_after(examiner: Examiner, calls: Sequence[tuple[list[Any], int | Non
     return states[0], states[1]
 
 
-def miss_moved_buffers(trial: Trial, wanted: State, found: State, when: str) -> None:
-    """Note buffers that have not moved from the trial's weights as the reference's have (`wanted`)."""
-    for key in sorted(wanted.keys() - trial.facts.oracle.parameter_names):
-        if not buffer_has_kept_up(found[key], wanted[key], trial.facts.weights[key]):
-            trial.findings.miss(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's {when}")
+def moved_buffer_findings(facts: TaskFacts, wanted: State, found: State, when: str) -> list[CheckFinding]:
+    """Deviations of buffers that have not moved from the task's weights as the reference's have (`wanted`)."""
+    return [
+        CheckFinding.lacking(Reason.BUFFER_MISMATCH, f"buffer `{key}` differs from the reference's {when}")
+        for key in sorted(wanted.keys() - facts.oracle.parameter_names)
+        if not buffer_has_kept_up(found[key], wanted[key], facts.weights[key])
+    ]
 
 
 def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) -> dict[str, Distance]:
@@ -126,7 +130,7 @@ def _ask_after_step(examiner: Examiner, state: State, names: set[str], how: str)
         if _right_now(examiner, state):
             raise  # wrong once, and not because of the weights
         detail = f"after a change of parameters ({how}): {rejection.detail}"
-        examiner.trial.findings.label(Label.PREPACKED_WEIGHTS, detail)
+        examiner.trial.findings.remark(Label.PREPACKED_WEIGHTS, detail)
 
 
 def check_ties(examiner: Examiner) -> None:
@@ -140,7 +144,7 @@ def check_ties(examiner: Examiner) -> None:
     for names in tied:
         if apart := [name for name in names if not torch.equal(found[name], state[name])]:
             detail = f"`{names[0]}` and `{apart[0]}` are one parameter of the reference, and two of the candidate"
-            examiner.trial.findings.miss(Reason.STATE_MISMATCH, detail)
+            examiner.trial.findings.add([CheckFinding.lacking(Reason.STATE_MISMATCH, detail)])
 
 
 _REPLACED = ("data in place", "data replaced", "assigned")
@@ -158,7 +162,7 @@ def check_replaced_weights(examiner: Examiner) -> None:
         except WorkerError as failure:
             if failure.reason is not Reason.RUNTIME_ERROR:
                 raise
-            findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters ({how}): {failure.detail}")
+            findings.remark(Label.PREPACKED_WEIGHTS, f"after a change of parameters ({how}): {failure.detail}")
 
 
 def check_default_buffers(examiner: Examiner) -> None:

@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from kernelwright.judge.check.trial import RejectionError
+from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.isolation.process import CallClocks
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason, TimingBlock, TimingSeries

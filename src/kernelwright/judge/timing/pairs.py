@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.check.check import CheckResult
-from kernelwright.judge.check.trial import PAIRED_BASELINE, RejectionError, Trial
+from kernelwright.judge.check.findings import RejectionError
+from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings

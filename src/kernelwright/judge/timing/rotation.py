@@ -22,8 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
+from kernelwright.judge.check.findings import CheckFindings, Demands, Failed, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError
-from kernelwright.judge.check.trial import CheckFindings, Failed, RejectionError, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.judge import Judge, record_of
@@ -83,7 +84,7 @@ def rotate(
 
     def attempt() -> dict[str, Rotated | Failed]:
         with judge.evaluation_folder(task) as directory:
-            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(settings.forbid))
+            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(Demands(forbidden=settings.forbid)))
             try:
                 return measure(trial, baselines, judge.flush)
             finally:
@@ -111,7 +112,7 @@ def rotate(
     records = []
     for baseline in baselines:
         one = found[baseline.sha256]
-        findings = CheckFindings(settings.forbid, guard.static_labels(baseline.source, task.source))
+        findings = CheckFindings(Demands(forbidden=settings.forbid), guard.static_labels(baseline.source, task.source))
         if isinstance(one, Rotated):
             findings.score = one.score
             findings.checks["allowed"] = one.allowed.to_json()

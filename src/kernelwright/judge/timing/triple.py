@@ -24,11 +24,11 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.form import check_form, held_output, reject_overwritten
+from kernelwright.judge.check.drop_in import held_findings
+from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.check.oracle import Inputs, Outputs, State
-from kernelwright.judge.check.side_effects import check_process
-from kernelwright.judge.check.trial import PAIRED_BASELINE, RejectionError, Trial
-from kernelwright.judge.check.weights import miss_moved_buffers
+from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
+from kernelwright.judge.check.weights import moved_buffer_findings
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import ALONE_LIMIT_S, SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
@@ -221,7 +221,7 @@ class ProcessTriple:
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
 
     def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Inputs | None = None) -> None:
-        check_form(self._trial, reference, candidate)
+        self._trial.check_form(reference, candidate)
         self._near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
         if held:
             again = self._trial.facts.redraws and not self._trial.facts.has_buffers
@@ -262,9 +262,8 @@ class ProcessTriple:
         """Look at an earlier call's output, after all the calls since, for the last time."""
         assert self._first is not None
         if not self._check.output_follows_input:  # or the reference returns views of its inputs, which later calls overwrite
-            held = held_output(self._trial, self._sides["candidate"], 0)
-            if held is not None and not apart(held, self._first[1]).within(self._check.timed_tolerance):
-                reject_overwritten(self._trial)
+            findings, allowed = self._trial.findings, self._check.timed_tolerance
+            findings.add(held_findings(self._sides["candidate"], 0, self._first[1], allowed, findings.labels))
         for name in SIDES:
             self._sides[name].release()
 
@@ -277,7 +276,7 @@ class ProcessTriple:
         if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):
             return
         wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
-        miss_moved_buffers(trial, wanted, found, "after the timed calls")
+        trial.findings.add(moved_buffer_findings(trial.facts, wanted, found, "after the timed calls"))
 
     def verify_process(self, against_truth: bool) -> None:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
@@ -285,7 +284,7 @@ class ProcessTriple:
         trial, candidate = self._trial, self._sides["candidate"]
         if against_truth and self._check.bounds.has_float64:
             self._verify_error()
-        check_process(trial, candidate)
+        trial.check_process(candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
             return
         loaded = trial.facts.new_weights()
@@ -297,7 +296,7 @@ class ProcessTriple:
         for name in ("reference", "candidate"):
             self._sides[name].step(stepped, names)
         if (far := self._far_from_reference()) is not None:
-            trial.findings.label(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
+            trial.findings.remark(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
 
     def _verify_error(self) -> None:
         """Hold one timed output, of a call chosen at random, to what the check allows. The others are compared with the

@@ -13,7 +13,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,13 @@ import torch
 
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import apart
+from kernelwright.judge.check.drop_in import form_findings, interface_findings
 from kernelwright.judge.check.facts import measure_task, secret_seed
+from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
-from kernelwright.judge.check.trial import CheckFindings, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate
+from kernelwright.judge.isolation.replies import BuiltModule, Described, Output
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.cache import CacheFlush
@@ -35,7 +38,7 @@ from kernelwright.judge.worker.operators import operations_of, operators_of
 from kernelwright.judge.worker.outputs import OutputMetadata, walk
 from kernelwright.judge.worker.process_state import global_state, library_functions
 from kernelwright.judge.worker.structure import flatten, unflatten
-from kernelwright.records import Candidate, Contract, Label, Reason, Task
+from kernelwright.records import Candidate, Label, Reason, Task
 from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life, device_is_full
 
 SETS = ("own", "signs")
@@ -66,8 +69,7 @@ class _Posed:
 
     question: Question
     seed: int | None
-    skeleton: Any
-    form: list[OutputMetadata]
+    described: Described
     strides_count: bool
 
 
@@ -103,7 +105,7 @@ class ScreeningHarness(Harness):
             facts=facts,
             candidate=Candidate(source=""),
             settings=settings,
-            findings=CheckFindings(frozenset()),
+            findings=CheckFindings(Demands.of(settings)),
             workers=cast(Workers, None),  # this process starts no other
             directory=Path(self.config["private"]),
             gate=DeviceGate(self.device),
@@ -203,11 +205,10 @@ class ScreeningHarness(Harness):
         truth = self._bounds.truth(inputs, state, training)
         result = self._call_reference(inputs, seed)
         self.clock.settle()  # whoever stops this process waits for what it has launched
-        skeleton, outputs = walk(result, [], []), flatten(result)[1]
-        form = [OutputMetadata.of(item) for item in outputs]
+        described, outputs = _described(result)
         del result  # so that `around` can let go of it
         question = self._bounds.around(inputs, state, training, truth, outputs)
-        return _Posed(question, seed, skeleton, form, strides_count)
+        return _Posed(question, seed, described, strides_count)
 
     def _start_reference(self) -> None:
         """Have a reference that is as a candidate before its first call.
@@ -260,17 +261,13 @@ class ScreeningHarness(Harness):
         self.config["source"], self.config["class"] = message["source"], "ModelNew"
         if wants_own_thread(message["source"], self.device):
             self._thread = ThreadPoolExecutor(1, initializer=torch.cuda.set_device, initargs=(self.device,))
-        built = super().op_build({"seed": facts.build_seed, "arguments": facts.arguments})
-        if "missing" in built:
-            return _refused(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")
+        answer = super().op_build({"seed": facts.build_seed, "arguments": facts.arguments})
+        built = BuiltModule.model_validate(answer)
+        findings = interface_findings(built, facts)
+        if refused := self._refused(findings):
+            return refused
         assert self.model is not None
-        if built["training"] != facts.oracle.training and self._trial.settings.contract is Contract.DROP_IN:
-            return _refused(Reason.MODE_MISMATCH, f"built with training={built['training']}")
-        wanted = {key: (spec.dtype, list(spec.shape)) for key, spec in facts.shapes.state}
-        if {key: (dtype, shape) for key, dtype, shape in built["state"]} != wanted:
-            if Label.STATE_DIFFERS in self._trial.settings.forbid:
-                return _refused(Reason.STATE_MISMATCH, "its state_dict has other names, shapes or dtypes")
-        elif wanted:
+        if facts.shapes.state and not any(finding.label is Label.STATE_DIFFERS for finding in findings):
             self.model.load_state_dict({key: value.clone() for key, value in self._state.items()}, strict=True)
         return {}
 
@@ -308,31 +305,25 @@ class ScreeningHarness(Harness):
         with torch.no_grad():
             result = model(*inputs)
         self.clock.settle()
-        flat: list[torch.Tensor] = []
-        strange: list[str] = []
-        skeleton = walk(result, flat, strange)
-        if strange or len(flat) != len(posed.form) or _kind(skeleton) != _kind(posed.skeleton):
-            return _refused(Reason.WRONG_TYPE, f"returned {strange or skeleton}")
-        for item, form in zip(flat, posed.form, strict=True):
-            if item.shape != form.shape:
-                return _refused(Reason.WRONG_SHAPE, f"returned shape {tuple(item.shape)}; wanted {tuple(form.shape)}")
-            if item.dtype != form.dtype:
-                return _refused(Reason.WRONG_DTYPE, f"returned {item.dtype}; wanted {form.dtype}")
-            if item.device != form.device:
-                return _refused(Reason.WRONG_DEVICE, f"returned a tensor on {item.device}; wanted {form.device}")
-            alike = all(size < 2 or a == b for size, a, b in zip(item.shape, item.stride(), form.stride, strict=True))
-            if posed.strides_count and not alike and Label.STRIDES_DIFFER in self._trial.settings.forbid:
-                return _refused(Reason.WRONG_STRIDES, f"returned strides {item.stride()}; wanted {form.stride}")
+        described, flat = _described(result)
+        dtypes = self._facts.output_dtypes
+        if refused := self._refused(form_findings(posed.described, described, dtypes, strides=posed.strides_count)):
+            return refused
         given = zip(tensors_of(inputs), tensors_of(posed.question.inputs()), strict=True)
         if not all(torch.equal(mine, theirs) for mine, theirs in given):
             return _refused(Reason.INPUT_MUTATED, "the call changed its inputs")
         found = apart(flat, posed.question.truth)
-        del inputs, given, result, item  # an answer that is too far has the reference run again
+        del inputs, given, result  # an answer that is too far has the reference run again
         flat.clear()
         allowed = self._bounds.widened(posed.question, found).tolerance.allowed
         if not found.within(allowed):
             return _refused(Reason.WRONG_OUTPUT, f"error {found}; allowed {allowed}")
         return None
+
+    def _refused(self, findings: Iterable[CheckFinding]) -> dict[str, Any] | None:
+        """Refusal for the first finding that decides a verdict; None without one."""
+        deciding = next(filter(self._trial.findings.demands.rejects, findings), None)
+        return None if deciding is None else _refused(deciding.reason, deciding.detail)
 
     def op_time(self, message: dict[str, Any]) -> dict[str, Any]:
         """Time calls of the reference and the candidate alternately, on the same inputs, with caches flushed."""
@@ -446,8 +437,10 @@ def _copied(inputs: list[Any]) -> list[Any]:
     return cast(list[Any], unflatten(skeleton, [tensor.clone() for tensor in tensors]))
 
 
-def _kind(skeleton: Any) -> Any:
-    """A skeleton without its plain numbers, which rounding may change."""
-    if not isinstance(skeleton, dict):
-        return [_kind(part) for part in skeleton] if isinstance(skeleton, list) else None
-    return {key: _kind(value) for key, value in skeleton.items()}
+def _described(result: Any) -> tuple[Described, list[torch.Tensor]]:
+    """Description of a call's result, in which whose memory it lies in is left out, and its tensors."""
+    tensors: list[torch.Tensor] = []
+    strange: list[str] = []
+    skeleton = walk(result, tensors, strange)
+    outputs = tuple(Output(**OutputMetadata.of(tensor).to_json(), aliases=()) for tensor in tensors)
+    return Described(skeleton=skeleton, strange=tuple(strange), outputs=outputs), tensors
