@@ -14,8 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelwright.gpu.corpus.kernels import gemm_leakyrelu, sgemm
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.gpu.triton_spec import TritonSpec
 
 
@@ -201,21 +201,21 @@ SPECS = {
     ),
     # Few blocks for each multiprocessor, so that latencies show. Tiles of 32 rows: mma.sync and cp.async, as on an A100.
     "gemm_mma": TritonSpec(
-        gemm_leakyrelu,
+        corpus_specs()["gemm_leakyrelu"].kernel,
         _product("fp16", 256, 1024, 2048),
         (256 // 32, 1024 // 64),
         {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32},
         num_warps=2,
     ),
     "sgemm_small": TritonSpec(
-        sgemm,
+        corpus_specs()["sgemm"].kernel,
         _product("fp32", 512, 512, 1024),
         (512 // 32, 512 // 32),
         {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 16},
         num_stages=2,
     ),
     "sgemm_wide": TritonSpec(
-        sgemm,
+        corpus_specs()["sgemm"].kernel,
         _product("fp32", 1024, 1024, 1024),
         (1024 // 64, 1024 // 64),
         {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16},

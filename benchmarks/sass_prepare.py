@@ -12,10 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus import CORPUS
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
-from kernelwright.gpu.target import read_specs, save_target
+from kernelwright.gpu.target import CORPUS, corpus_specs, read_specs, save_target
 from kernelwright.gpu.triton_spec import TritonSpec
 
 ARCHITECTURE = 90
@@ -27,9 +25,9 @@ _HEADS, _CONTEXT, _WIDTH = 8, 512, 64
 
 def small(name: str) -> TritonSpec:
     """Return a kernel of the corpus in a size at which checking its outputs is quick."""
-    kernel, spec = CORPUS[name], corpus_specs()[name]
-    shapes, grid = _SHAPES[kernel.source]
-    sizes = _SIZES.get(kernel.source, {})
+    spec = corpus_specs()[name]
+    shapes, grid = _SHAPES[spec.kernel.__name__]
+    sizes = _SIZES.get(spec.kernel.__name__, {})
     arguments = []
     for argument in spec.arguments:
         if isinstance(argument, TensorArgument):
@@ -38,7 +36,7 @@ def small(name: str) -> TritonSpec:
             arguments.append(argument.model_copy(update={"value": sizes[argument.name]}))
         else:
             arguments.append(argument)
-    tiles = [-(-size // kernel.constants[block]) if block else size for size, block in grid]
+    tiles = [-(-size // spec.constants[block]) if block else size for size, block in grid]
     return replace(spec, arguments=arguments, grid=tuple(tiles))
 
 

@@ -30,11 +30,10 @@ from typing import Any
 
 from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import TURNS_VARIABLE, LauncherFactory, cuda_launcher
-from kernelwright.gpu.target import load_target
+from kernelwright.gpu.target import corpus_specs, load_target
 from kernelwright.records.run_directory import capture_environment
 from kernelwright.sass import Schedule, load
 

@@ -27,8 +27,8 @@ from kernelwright.assembly.testbed import DEFAULT_ARCHITECTURE, GPU_BACKEND, ope
 from kernelwright.config import build, read_toml
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import Target
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.records import RunDirectory
 from kernelwright.sass import check_report

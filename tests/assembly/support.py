@@ -8,8 +8,8 @@ import pytest
 
 from kernelwright.assembly.measurement import Measurement, Status
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import GpuIdentity
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.sass import load
 
 ORIGINAL_US = 20.0

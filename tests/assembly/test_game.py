@@ -21,7 +21,7 @@ from kernelwright.assembly.game import (
 )
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.sass import Move, MoveError, Schedule, check, load
 
 

@@ -11,7 +11,7 @@ import pytest
 from kernelwright.cli import main
 from kernelwright.cli.sass.compile import ARCHITECTURES
 from kernelwright.errors import DeviceError
-from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.sass.code import elf
 
 CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedules", "best"}
@@ -65,7 +65,7 @@ def test_the_page_of_such_a_run_is_made_again_by_report(cubin, tmp_path, capsys)
 PRINTING = """
 import atexit, os, sys
 import triton
-from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.target import corpus_specs
 
 print("by import")
 print("by the first stdout", file=sys.__stdout__)

@@ -22,11 +22,10 @@ from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.driver import gpu_identity
 from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, CudaLauncher
-from kernelwright.gpu.target import load_target
+from kernelwright.gpu.target import corpus_specs, load_target
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.judge.schedules.confirm import confirm
 from kernelwright.judge.schedules.contained import (

@@ -9,10 +9,8 @@ import pytest
 
 from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu.buffers import difference, initial_contents
-from kernelwright.gpu.corpus import CORPUS
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import LaunchSpec, TensorArgument, plain_type, read_launch_file
-from kernelwright.gpu.target import load_target, save_target
+from kernelwright.gpu.target import CORPUS, corpus_specs, load_target, save_target
 from tests.gpu.fakes import SPEC
 
 

@@ -17,8 +17,8 @@ from kernelwright.errors import (
     UsageError,
 )
 from kernelwright.gpu import Disassembler, compile_triton, disassemble, installed_disassemblers
-from kernelwright.gpu.corpus import CORPUS
 from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
+from kernelwright.gpu.target import corpus_specs
 from kernelwright.sass.code.listing import parse_listing
 from tests.quick import exhaustive_but
 from tests.sass.support import build, compiled
@@ -174,10 +174,10 @@ SIGNATURE = {"out_ptr": "*fp32", "in_ptr": "*fp32", "row_stride": "i32", "n_cols
 
 
 def test_a_compiled_kernel_says_how_to_launch_it():
-    spec = CORPUS["batched_gemm"]
-    names = [name for name in spec.function.arg_names if name not in spec.constants]
+    spec = corpus_specs()["batched_gemm"]
+    names = [name for name in spec.kernel.arg_names if name not in spec.constants]
     signature = {name: "*fp16" if name.endswith("_ptr") else "i32" for name in names}
-    kernel = compile_triton(spec.function, signature, spec.constants, 80, aligned=frozenset(names))
+    kernel = compile_triton(spec.kernel, signature, spec.constants, 80, aligned=frozenset(names))
     assert (kernel.name, kernel.architecture, kernel.num_warps) == ("batched_gemm", 80, 4)
     assert kernel.shared_bytes > 8192
     assert ".target sm_80" in kernel.ptx
@@ -185,15 +185,15 @@ def test_a_compiled_kernel_says_how_to_launch_it():
 
 
 def test_kernels_that_do_not_compile():
-    spec = CORPUS["softmax"]
+    spec = corpus_specs()["softmax"]
     with pytest.raises(CompilationError, match="wanted types or values for"):
-        compile_triton(spec.function, {"out_ptr": "*fp32"}, spec.constants, 80)
+        compile_triton(spec.kernel, {"out_ptr": "*fp32"}, spec.constants, 80)
     with pytest.raises(CompilationError, match="wanted softmax for sm_80, found"):
-        compile_triton(spec.function, SIGNATURE, {"BLOCK": 1000}, 80)
+        compile_triton(spec.kernel, SIGNATURE, {"BLOCK": 1000}, 80)
 
 
 @pytest.mark.parametrize("architecture", [0, 95, 12345])
 def test_an_architecture_that_does_not_exist_is_refused_before_it_ends_the_process(architecture):
-    spec = CORPUS["row_sum"]
+    spec = corpus_specs()["row_sum"]
     with pytest.raises(UsageError, match=f"wanted a compute capability.*, found {architecture}"):
-        compile_triton(spec.function, SIGNATURE, spec.constants, architecture)
+        compile_triton(spec.kernel, SIGNATURE, spec.constants, architecture)

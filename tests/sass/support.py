@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from kernelwright.gpu import disassemble
-from kernelwright.gpu.corpus import CORPUS
-from kernelwright.gpu.corpus.specs import corpus_specs
+from kernelwright.gpu.target import CORPUS, corpus_specs
 from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, load
 from kernelwright.sass.hazards.effects import is_guarded
 

@@ -12,20 +12,25 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import importlib.machinery
 import importlib.util
 import sys
+import types
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kernelwright.errors import CompilationError, CompilerMissingError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
-from kernelwright.gpu.corpus import CORPUS
-from kernelwright.gpu.corpus.specs import corpus_specs
 from kernelwright.gpu.launch_spec import LAUNCH_SUFFIXES, LaunchFile, Target, read_launch_file
 from kernelwright.gpu.nvcc import compile_cuda
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.sass.code.elf import read_cubin
 
+CORPUS = (
+    "softmax", "rmsnorm", "layernorm", "gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma",
+    "attention_wgmma", "sgemm", "row_sum",
+)  # fmt: skip
+"""Kernels of the built-in corpus, which `corpus.triton` defines; their names are known without Triton."""
 _CORPUS_PREFIX = "corpus:"
 
 
@@ -102,6 +107,13 @@ def _absent(text: str) -> str:
     return f"there is no file {text}. " + (f"Did you mean {_CORPUS_PREFIX}{near[0]}?" if near else "Check the path.")
 
 
+@functools.cache
+def corpus_specs() -> dict[str, TritonSpec]:
+    """The spec of every kernel of the built-in corpus, by its name. Needs Triton."""
+    specs: dict[str, TritonSpec] = _executed(Path(__file__).with_name("corpus.triton")).SPECS
+    return specs
+
+
 def _from_corpus(name: str, architecture: int) -> Target:
     try:
         specs = corpus_specs()
@@ -154,16 +166,12 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
     Raises:
         UsageError: there is no such file, it fails, or it defines no specs.
     """
-    name = f"kernelwright_spec_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
-    if found is None or found.loader is None:
+    if not path.is_file():
         raise UsageError(f"Wanted a Python file with kernel specs at {path}, found none. Check the path.")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
     try:
         # What it prints is no result of ours: on standard output there is that alone.
         with contextlib.redirect_stdout(sys.stderr):
-            found.loader.exec_module(module)
+            module = _executed(path)
     except (Exception, SystemExit) as error:
         triton = isinstance(error, ModuleNotFoundError) and error.name == "triton"
         do = "Install it with pip install 'kernelwright[triton]'." if triton else "Correct the file."
@@ -175,6 +183,17 @@ def read_specs(path: Path) -> dict[str, TritonSpec]:
             "as examples/sass/bias_gelu.py does: machine code depends on the types of a kernel's arguments."
         )
     return specs
+
+
+def _executed(path: Path) -> types.ModuleType:
+    """The module of a Python file, whatever its suffix."""
+    name = f"kernelwright_spec_{path.stem}"
+    loader = importlib.machinery.SourceFileLoader(name, str(path))
+    module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(name, loader, origin=str(path)))
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
 
 
 def _see_that_it_is_there(names: Collection[str], name: str, text: str) -> None:
