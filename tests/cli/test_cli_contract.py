@@ -18,7 +18,7 @@ import pytest
 
 import kernelwright
 from kernelwright import cli
-from kernelwright.cli.options import NamedPath
+from kernelwright.cli.commands import NamedPath
 from kernelwright.errors import DeviceError, InternalError, UsageError
 
 KERNELWRIGHT = (sys.executable, "-m", "kernelwright")
@@ -366,17 +366,17 @@ def test_an_interrupt_is_130_with_a_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "interrupted: nothing was written\n"
 
 
-def test_a_command_says_what_it_kept_when_interrupted(monkeypatch, capsys):
-    from kernelwright.cli.output import says_what_was_kept
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_command_says_what_it_kept_when_interrupted(kept, tmp_path, capsys):
+    from kernelwright.cli.options import says_what_was_kept
 
-    @click.command("doctor")
-    def command() -> None:
-        with says_what_was_kept(lambda: "3 evaluations in runs/x"):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: command)
-    assert cli.main(["doctor"]) == 130
-    assert capsys.readouterr().err == "interrupted: 3 evaluations in runs/x\n"
+    if kept:
+        (tmp_path / "evaluations.jsonl").touch()
+    with pytest.raises(click.exceptions.Exit) as end, says_what_was_kept(tmp_path):
+        raise KeyboardInterrupt
+    assert end.value.exit_code == 130
+    told = f"0 finished evaluations are in {tmp_path}; the same command with --out {tmp_path} goes on"
+    assert capsys.readouterr().err == f"interrupted: {told if kept else 'nothing was judged yet'}\n"
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernelwright import cli
-from kernelwright.records import RunDirectory, Verdict
+from kernelwright.cli.options import JudgeOptions
+from kernelwright.records import Label, RunDirectory, Verdict
 
 TASK = """import torch
 
@@ -252,24 +253,36 @@ def test_an_output_directory_that_is_a_file_ends_with_2(place, capsys):
 
 
 def test_options_win_over_the_settings_file(place):
-    from kernelwright.cli.options import judge_settings
-    from kernelwright.records import Label
-
-    (place / "judge.toml").write_text('processes_min = 4\nrun_limit_s = 7\nforbid = ["tf32"]\n')
-    settings = judge_settings(Path("judge.toml"), 2, True, ("tf32",), ("wrapper-only",), None, 11.0, check_only=False)
+    file = place / "judge.toml"
+    file.write_text('processes_min = 4\nrun_limit_s = 7\nforbid = ["tf32"]\n')
+    asked = JudgeOptions(
+        settings_file=file,
+        processes=2,
+        strict_fp32=True,
+        allow=("tf32",),
+        forbid=("wrapper-only",),
+        build_timeout=11.0,
+    )
+    settings = asked.settings()
     assert (settings.processes_min, settings.processes_max) == (2, 2)
     assert (settings.run_limit_s, settings.build_limit_s) == (7, 11)
     assert settings.strict_fp32
     assert settings.timed
     assert settings.forbid == {Label.WRAPPER_ONLY}
-    (place / "judge.toml").write_text("strict_fp32 = true\n")
-    settings = judge_settings(Path("judge.toml"), None, False, (), (), None, None, check_only=False, tf32_products=True)
-    assert (settings.strict_fp32, settings.tf32_products) == (False, True)
-    (place / "judge.toml").write_text("tf32_products = true\n")
-    settings = judge_settings(Path("judge.toml"), None, True, (), (), None, None, check_only=False)
-    assert (settings.strict_fp32, settings.tf32_products) == (True, False)
-    settings = judge_settings(Path("judge.toml"), None, False, (), (), None, None, check_only=False)
-    assert (settings.strict_fp32, settings.tf32_products) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "typed", "strict"),
+    [
+        ("strict_fp32 = true", {"tf32_products": True}, False),
+        ("tf32_products = true", {"strict_fp32": True}, True),
+        ("tf32_products = true", {}, False),
+    ],
+)
+def test_a_precision_that_is_typed_wins_over_the_files(file, typed, strict, place):
+    (place / "judge.toml").write_text(file)
+    settings = JudgeOptions(settings_file=place / "judge.toml", **typed).settings()
+    assert (settings.strict_fp32, settings.tf32_products) == (strict, not strict)
 
 
 def test_tf32_is_off_or_allowed_in_products_and_not_both(place, capsys):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kernelwright.cli import main
-from kernelwright.cli.sass.compile import ARCHITECTURES
+from kernelwright.cli.sass import ARCHITECTURES
 from kernelwright.errors import DeviceError
 from kernelwright.gpu.target import corpus_specs
 from kernelwright.sass.code import elf

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 import click
 
-from kernelwright.cli.group import LazyGroup, explained
+from kernelwright.cli.commands import LazyGroup, explained
 from kernelwright.errors import InternalError, KernelwrightError
 from kernelwright.version import __version__
 

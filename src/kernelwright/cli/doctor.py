@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from kernelwright.cli.commands import OptionsCommand
+from kernelwright.cli.options import json_option
 from kernelwright.cli.output import emit_json, printable
 
 PROBE_LIMIT_S = 20
@@ -31,25 +33,31 @@ class Finding:
     """Work that needs it; shown when it is missing."""
 
 
-@click.command("doctor", short_help="Say what this machine can do.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-def command(as_json: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand:
     """Say what this machine can do: Python, torch, GPUs, compilers, disassembler, isolation, models.
 
     Always ends with 0: a missing part is an answer, not a failure.
     """
-    findings = [probe() for probe in PROBES]
-    isolation = isolation_here()
-    if as_json:
-        emit_json({"findings": [asdict(finding) for finding in findings], "isolation": isolation})
-        return
-    for finding in findings:
-        mark = "yes" if finding.present else "no "
-        hint = "" if finding.present or not finding.needed_for else f" (needed for {finding.needed_for})"
-        click.echo(f"{mark}  {finding.name:<14} {printable(finding.found)}{hint}")
-    click.echo("\nIsolation of candidates:")
-    for name, state in isolation.items():
-        click.echo(f"     {name:<18} {printable(state)}")
+
+    as_json: bool = json_option()
+
+    def __call__(self) -> None:
+        findings = [probe() for probe in PROBES]
+        isolation = isolation_here()
+        if self.as_json:
+            emit_json({"findings": [asdict(finding) for finding in findings], "isolation": isolation})
+            return
+        for finding in findings:
+            mark = "yes" if finding.present else "no "
+            hint = "" if finding.present or not finding.needed_for else f" (needed for {finding.needed_for})"
+            click.echo(f"{mark}  {finding.name:<14} {printable(finding.found)}{hint}")
+        click.echo("\nIsolation of candidates:")
+        for name, state in isolation.items():
+            click.echo(f"     {name:<18} {printable(state)}")
+
+
+command = OptionsCommand("doctor", DoctorCommand, short_help="Say what this machine can do.")
 
 
 def isolation_here() -> dict[str, str]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelwright.cli import options
+from kernelwright.cli.commands import OptionsCommand, argument, option
+from kernelwright.cli.options import (
+    JudgeOptions,
+    device_option,
+    json_option,
+    resolve_device,
+    run_directory,
+    says_what_was_kept,
+    task_path_option,
+)
 from kernelwright.cli.output import (
     emit_json,
     format_latency,
@@ -15,8 +25,6 @@ from kernelwright.cli.output import (
     printable,
     progress_console,
     results_only,
-    say,
-    says_what_was_kept,
 )
 
 if TYPE_CHECKING:
@@ -25,65 +33,66 @@ if TYPE_CHECKING:
 REJECTED = 1
 
 
-@click.command("evaluate", short_help="Judge one candidate against one task.")
-@click.argument("task")
-@click.argument("candidate", type=options.NamedPath())
-@options.task_path_option
-@options.device_option
-@click.option(
-    "--out",
-    type=options.NamedPath(),
-    metavar="DIR",
-    help="Run directory; those of one task and equal settings may share it. Default: a new one in runs/.",
-)
-@options.json_option
-@options.judge_options
-def command(
-    task: str, candidate: Path, path: Path | None, device: str, out: Path | None, as_json: bool, **judge: Any
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand:
     """Judge CANDIDATE, a Python file that defines ModelNew, against TASK.
 
     Prints the verdict, its reason, both contracts, and the paired speedup with its 95 % interval. Ends with 0 when
     accepted and 1 when rejected; being accepted means that it keeps the contract, not that it is faster.
     """
-    settings = options.judge_settings(**judge)
 
-    from kernelwright.errors import CandidateError
-    from kernelwright.execution.generated import without_advice_on_generated
-    from kernelwright.judge import Judge
-    from kernelwright.records import Candidate, RunDirectory
-    from kernelwright.tasks import load_task, read_source
-    from kernelwright.version import __version__
+    task: str = argument()
+    candidate: Path = argument()
+    path: Path | None = task_path_option()
+    device: str = device_option()
+    out: Path | None = option(
+        metavar="DIR", help="Run directory; those of one task and equal settings may share it. Default: a new one in runs/."
+    )
+    as_json: bool = json_option()
+    judge: JudgeOptions
 
-    source = read_source(candidate, "a candidate that defines ModelNew", CandidateError)
-    loaded = load_task(task, path)
-    chosen = options.resolve_device(device, say)
-    config = {
-        "kind": "evaluate",
-        "task": loaded.id,
-        "task_sha256": loaded.sha256,
-        "task_source": loaded.source,
-        "device": chosen,
-        "settings": settings.model_dump(mode="json"),
-        "kernelwright": __version__,
-    }
-    with options.run_directory(out, "evaluate", loaded.id) as target:
-        run = RunDirectory(target)
-        run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=chosen)
-        with (
-            results_only(),
-            says_what_was_kept(lambda: "the candidate was not judged to the end; there is no verdict on it"),
-            progress_console().status("starting") as status,
-            Judge(device=chosen, settings=settings, progress=status.update) as judge_,
-        ):
-            evaluation = judge_.evaluate(loaded, Candidate(source=source, note=candidate.name))
-        evaluation = without_advice_on_generated(evaluation, loaded)
-        run.append(evaluation)
-    if as_json:
-        emit_json(as_contract(evaluation, run.path))
-    else:
-        click.echo(in_words(evaluation, run.path))
-    return 0 if evaluation.accepted else REJECTED
+    def __call__(self) -> int:
+        settings = self.judge.settings()
+
+        import kernelwright
+        from kernelwright.errors import CandidateError
+        from kernelwright.execution.generated import without_advice_on_generated
+        from kernelwright.judge import Judge
+        from kernelwright.records import Candidate, RunDirectory
+        from kernelwright.tasks import load_task, read_source
+
+        source = read_source(self.candidate, "a candidate that defines ModelNew", CandidateError)
+        task = load_task(self.task, self.path)
+        device = resolve_device(self.device)
+        config = {
+            "kind": "evaluate",
+            "task": task.id,
+            "task_sha256": task.sha256,
+            "task_source": task.source,
+            "device": device,
+            "settings": settings.model_dump(mode="json"),
+            "kernelwright": kernelwright.__version__,
+        }
+        with run_directory(self.out, "evaluate", task.id) as target:
+            run = RunDirectory(target)
+            run.claim(config, same=("kind", "task_sha256", "device", "settings"), device=device)
+            with (
+                results_only(),
+                says_what_was_kept(None, "the candidate was not judged to the end; there is no verdict on it"),
+                progress_console().status("starting") as status,
+                Judge(device=device, settings=settings, progress=status.update) as judge,
+            ):
+                evaluation = judge.evaluate(task, Candidate(source=source, note=self.candidate.name))
+            evaluation = without_advice_on_generated(evaluation, task)
+            run.append(evaluation)
+        if self.as_json:
+            emit_json(as_contract(evaluation, run.path))
+        else:
+            click.echo(as_text(evaluation, run.path))
+        return 0 if evaluation.accepted else REJECTED
+
+
+command = OptionsCommand("evaluate", EvaluateCommand, short_help="Judge one candidate against one task.")
 
 
 def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
@@ -104,7 +113,7 @@ def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
     }
 
 
-def in_words(evaluation: Evaluation, run: Path) -> str:
+def as_text(evaluation: Evaluation, run: Path) -> str:
     """The verdict for a person, one fact a line."""
     from kernelwright.report.words import near_miss
 
@@ -116,8 +125,8 @@ def in_words(evaluation: Evaluation, run: Path) -> str:
         lines.append(f"detail       {printable(detail)}")
     if change:
         lines.append(f"to change    {printable(change)}")
-    for contract, found in (evaluation.contracts or {}).items():
-        kept = "kept" if found.kept else f"not kept: {', '.join(found.missing)}"
+    for contract, answer in (evaluation.contracts or {}).items():
+        kept = "kept" if answer.kept else f"not kept: {', '.join(answer.missing)}"
         decides = ", which decides" if contract is evaluation.contract else ""
         lines.append(f"contract     {contract}{decides}: {kept}")
     if evaluation.accepted:

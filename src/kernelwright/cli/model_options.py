@@ -1,16 +1,17 @@
-"""Defines the options of `optimize` for language models that propose candidates."""
+"""Options of `optimize` and `bench` for what proposes candidates: the built-in policy or a language model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from kernelwright.cli.options import FiniteRange, NamedPath
+from kernelwright.cli.commands import FiniteRange, option
+from kernelwright.cli.options import AT_LEAST_ONE
 from kernelwright.cli.output import say
 from kernelwright.contrastive.samplers import SAMPLERS
 from kernelwright.errors import PolicyError, UsageError
@@ -20,63 +21,41 @@ if TYPE_CHECKING:
     from kernelwright.contrastive.model_policy import ContrastivePolicy
     from kernelwright.records.policy import Policy
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 MODEL_POLICIES = ("api", "local")
 
 _FOR_MODEL = ("model", "base_url", "key_variable", "adapter")
-"""Passed to the model under the same names."""
-
-NAMES = (
-    *_FOR_MODEL,
-    *("model_settings", "sampler", "exemplars", "exemplar_database", "temperature", "max_tokens", "samples", "patience"),
-)
+"""Options passed to the model under the same names."""
 
 
-def model_options(function: Function) -> Function:
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
     """Options for the policies `api` and `local`; each is None where it was not given."""
-    options = [
-        click.option(
-            "--model",
-            metavar="NAME",
-            help="Language model: an endpoint's name for it; or a folder, a GGUF file, a hub name or tiny-random.",
-        ),
-        click.option("--base-url", metavar="URL", help="OpenAI-compatible endpoint, up to and with /v1."),
-        click.option("--key-variable", metavar="NAME", help="Environment variable with the endpoint's key."),
-        click.option("--adapter", type=NamedPath(), metavar="DIR", help="LoRA adapter of a local model."),
-        click.option(
-            "--model-settings",
-            type=NamedPath(),
-            metavar="FILE.toml",
-            help="Any settings of the model, as in docs/models.md. The options above win over it.",
-        ),
-        click.option(
-            "--sampler",
-            type=click.Choice(list(SAMPLERS)),
-            help="How earlier candidates are chosen for a prompt.  [default: bucket]",
-        ),
-        click.option(
-            "--exemplars", type=click.IntRange(0, 16), metavar="N", help="Earlier candidates in a prompt.  [default: 2]"
-        ),
-        click.option(
-            "--exemplar-database",
-            type=NamedPath(),
-            metavar="FILE",
-            help="Where candidates are kept; several searches may share one. Default: in DIR.",
-        ),
-        click.option("--temperature", type=FiniteRange(0, 5), metavar="X", help="Sampling temperature.  [default: 1]"),
-        click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Most tokens of an answer.  [default: 4096]"),
-        click.option("--samples", type=click.IntRange(1), metavar="N", help="Answers to one prompt.  [default: 1]"),
-        click.option(
-            "--patience",
-            type=click.IntRange(1),
-            metavar="N",
-            help="Answers in a row without a new candidate after which to end.  [default: 16]",
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+    model: str | None = option(
+        metavar="NAME",
+        help="Language model: an endpoint's name for it; or a folder, a GGUF file, a hub name or tiny-random.",
+    )
+    base_url: str | None = option(metavar="URL", help="OpenAI-compatible endpoint, up to and with /v1.")
+    key_variable: str | None = option(metavar="NAME", help="Environment variable with the endpoint's key.")
+    adapter: Path | None = option(metavar="DIR", help="LoRA adapter of a local model.")
+    model_settings: Path | None = option(
+        metavar="FILE.toml", help="Any settings of the model, as in docs/models.md. The options above win over it."
+    )
+    sampler: str | None = option(
+        type=click.Choice(list(SAMPLERS)), help="How earlier candidates are chosen for a prompt.  [default: bucket]"
+    )
+    exemplars: int | None = option(
+        type=click.IntRange(0, 16), metavar="N", help="Earlier candidates in a prompt.  [default: 2]"
+    )
+    exemplar_database: Path | None = option(
+        metavar="FILE", help="Where candidates are kept; several searches may share one. Default: in DIR."
+    )
+    temperature: float | None = option(type=FiniteRange(0, 5), metavar="X", help="Sampling temperature.  [default: 1]")
+    max_tokens: int | None = option(type=AT_LEAST_ONE, metavar="N", help="Most tokens of an answer.  [default: 4096]")
+    samples: int | None = option(type=AT_LEAST_ONE, metavar="N", help="Answers to one prompt.  [default: 1]")
+    patience: int | None = option(
+        type=AT_LEAST_ONE, metavar="N", help="Answers in a row without a new candidate after which to end.  [default: 16]"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +80,8 @@ class Proposer:
                 say(f"the language model: {model_costs(answers).in_words}{latest}")
 
 
-def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
-    """The policy `builtin`, `api` or `local`, with the options of `model_options` by name.
+def proposer(name: str, device: str, directory: Path, given: ModelOptions) -> Proposer:
+    """The policy `builtin`, `api` or `local`, with the options of its language model.
 
     Raises:
         UsageError: an option does not go with the policy.
@@ -110,7 +89,7 @@ def proposer(name: str, device: str, directory: Path, **given: Any) -> Proposer:
     """
     from kernelwright.search.policies import policy_named
 
-    options = {key: value for key, value in given.items() if value is not None}
+    options = {key: value for key, value in asdict(given).items() if value is not None}
     if name not in MODEL_POLICIES:
         policy = policy_named(name)
         if options:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernelwright.cli import model_options, options
+from kernelwright.cli.commands import OptionsCommand, argument, option
+from kernelwright.cli.model_options import MODEL_POLICIES, ModelOptions, proposer
+from kernelwright.cli.options import (
+    AT_LEAST_ONE,
+    BASELINES,
+    JudgeOptions,
+    device_option,
+    json_option,
+    judged_option,
+    listed_words,
+    out_option,
+    require_together,
+    resolve_device,
+    run_directory,
+    says_what_was_kept,
+    task_path_option,
+)
 from kernelwright.cli.output import (
     emit_json,
     format_noise_floor,
@@ -19,7 +35,6 @@ from kernelwright.cli.output import (
     progress_console,
     results_only,
     say,
-    says_what_was_kept,
 )
 
 if TYPE_CHECKING:
@@ -32,66 +47,8 @@ if TYPE_CHECKING:
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
 
-@click.command("optimize", short_help="Search for a verified faster drop-in for a task.")
-@click.argument("task")
-@options.task_path_option
-@options.device_option
-@click.option(
-    "--policy",
-    default="builtin",
-    show_default=True,
-    metavar="NAME",
-    help="What proposes candidates: builtin, or a language model: api, local.",
-)
-@click.option(
-    "--budget",
-    type=click.IntRange(min=1),
-    default=24,
-    show_default=True,
-    metavar="N",
-    help="Proposals to look at, those already in DIR included.",
-)
-@options.judge_option
-@click.option(
-    "--baselines",
-    metavar="LIST",
-    help=f"To measure beside, of {options.BASELINES}; by default compile,cudagraph-fresh on a GPU, eager alone on a CPU.",
-)
-@options.out_option
-@click.option("--then-sass", is_flag=True, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
-@click.option(
-    "--sass-agent",
-    default="greedy",
-    show_default=True,
-    metavar="NAME",
-    help="Agent of that game: ppo, anneal, greedy, guided, random, sweeps.",
-)
-@click.option(
-    "--sass-budget",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Schedules to measure for each kernel.",
-)
-@options.json_option
-@model_options.model_options
-@options.judge_options
-def command(
-    task: str,
-    path: Path | None,
-    device: str,
-    policy: str,
-    budget: int,
-    judged: int,
-    baselines: str | None,
-    out: Path | None,
-    then_sass: bool,
-    sass_agent: str,
-    sass_budget: int,
-    as_json: bool,
-    **further: Any,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class OptimizeCommand:
     """Search for a faster drop-in for TASK, and write what was confirmed.
 
     Proposals of the policy builtin are screened: a quick look estimates each. The judge then takes the best few, and the
@@ -101,57 +58,88 @@ def command(
     report.html, evaluations.jsonl, screened.jsonl, config.json and environment.json into DIR. Interrupt it at any moment:
     the same command resumes.
     """
-    options.require_together("--then-sass", then_sass, "sass_agent", "sass_budget")
-    asked = {name: further.pop(name) for name in model_options.NAMES}
-    settings = options.judge_settings(**further)
-    wanted = None if baselines is None else options.words(baselines, "baselines")
 
-    with contextlib.ExitStack() as stack:
-        zygotes = None
-        if policy not in model_options.MODEL_POLICIES and settings.timed:
-            zygotes = stack.enter_context(contextlib.closing(_zygotes(device)))
-        # Only now: these import torch, which takes seconds, and the zygotes do so at the same time.
-        from kernelwright.search.optimize import NEAR_MISS, optimize
-        from kernelwright.search.then_sass import play_with
-        from kernelwright.tasks import load_task
+    task: str = argument()
+    path: Path | None = task_path_option()
+    device: str = device_option()
+    policy: str = option(
+        "builtin", metavar="NAME", help="What proposes candidates: builtin, or a language model: api, local."
+    )
+    budget: int = option(24, type=AT_LEAST_ONE, metavar="N", help="Proposals to look at, those already in DIR included.")
+    judged: int = judged_option()
+    baselines: str | None = option(
+        metavar="LIST",
+        help=f"To measure beside, of {BASELINES}; by default compile,cudagraph-fresh on a GPU, eager alone on a CPU.",
+    )
+    out: Path | None = out_option()
+    then_sass: bool = option(False, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")
+    sass_agent: str = option(
+        "greedy", metavar="NAME", help="Agent of that game: ppo, anneal, greedy, guided, random, sweeps."
+    )
+    sass_budget: int = option(1000, type=AT_LEAST_ONE, metavar="N", help="Schedules to measure for each kernel.")
+    as_json: bool = json_option()
+    model: ModelOptions
+    judge: JudgeOptions
 
-        loaded = load_task(task, path)
-        chosen = options.resolve_device(device, say)
-        target = stack.enter_context(options.run_directory(out, "optimize", loaded.id))
-        proposer = model_options.proposer(policy, chosen, target, **asked)
-        with (
-            results_only(),
-            says_what_was_kept(lambda: options.kept_in(target)),
-            progress_console().status("starting") as status,
-            proposer.accounted(target),
-        ):
-            result = optimize(
-                loaded,
-                policy=proposer.policy,
-                device=chosen,
-                budget=budget,
-                judged=judged,
-                out=target,
-                settings=settings,
-                on_event=_Progress(status, budget),
-                tune=play_with(sass_agent, sass_budget, seed=0) if then_sass else None,
-                zygotes=zygotes,
-                baselines=wanted,
-            )
-    if as_json:
-        emit_json(as_contract(result, loaded.id, chosen))
-    else:
-        click.echo(in_words(result))
-        if result.near_miss is not None:
-            given = {"--path": path, "--device": chosen, "--settings": further["settings_file"]}
-            typed = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-            click.echo(
-                near_miss_in_words(result.near_miss, ["kernelwright", "evaluate", task, str(result.run / NEAR_MISS), *typed])
-            )
+    def __call__(self) -> None:
+        require_together("--then-sass", self.then_sass, "sass_agent", "sass_budget")
+        settings = self.judge.settings()
+        baselines = None if self.baselines is None else listed_words(self.baselines, "baselines")
+
+        with contextlib.ExitStack() as stack:
+            zygotes = None
+            if self.policy not in MODEL_POLICIES and settings.timed:
+                zygotes = stack.enter_context(contextlib.closing(_zygotes(self.device)))
+            # Only now: these import torch, which takes seconds, and the zygotes do so at the same time.
+            from kernelwright.search.optimize import optimize
+            from kernelwright.search.then_sass import play_with
+            from kernelwright.tasks import load_task
+
+            task = load_task(self.task, self.path)
+            device = resolve_device(self.device)
+            target = stack.enter_context(run_directory(self.out, "optimize", task.id))
+            proposing = proposer(self.policy, device, target, self.model)
+            with (
+                results_only(),
+                says_what_was_kept(target),
+                progress_console().status("starting") as status,
+                proposing.accounted(target),
+            ):
+                result = optimize(
+                    task,
+                    policy=proposing.policy,
+                    device=device,
+                    budget=self.budget,
+                    judged=self.judged,
+                    out=target,
+                    settings=settings,
+                    on_event=_Progress(status, self.budget),
+                    tune=play_with(self.sass_agent, self.sass_budget, seed=0) if self.then_sass else None,
+                    zygotes=zygotes,
+                    baselines=baselines,
+                )
+        if self.as_json:
+            emit_json(as_contract(result, task.id, device))
+        else:
+            click.echo(as_text(result))
+            if result.near_miss is not None:
+                click.echo(near_miss_text(result.near_miss, _settling_command(self, device, result.run)))
+
+
+command = OptionsCommand("optimize", OptimizeCommand, short_help="Search for a verified faster drop-in for a task.")
+
+
+def _settling_command(options: OptimizeCommand, device: str, run: Path) -> list[str]:
+    """The command that judges a search's near miss again, without the number of processes."""
+    from kernelwright.search.optimize import NEAR_MISS
+
+    given = {"--path": options.path, "--device": device, "--settings": options.judge.settings_file}
+    typed = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return ["kernelwright", "evaluate", options.task, str(run / NEAR_MISS), *typed]
 
 
 def _zygotes(device: str) -> Zygotes:
-    """What screening will fork from, by what the device seems to be: torch, which knows, is not imported yet."""
+    """Processes that screening forks from. Guesses the device, because torch is not imported yet."""
     from kernelwright.execution.zygotes import Zygotes
 
     return Zygotes("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
@@ -185,12 +173,12 @@ def evaluation_line(evaluation: Evaluation) -> str:
     return f"{state}  {speedup}{floor}  {what}"
 
 
-def screened_line(found: Screened) -> str:
+def screened_line(estimate: Screened) -> str:
     """An estimate in one line, such as `screened     about 1.6x  diag-to-einsum`."""
-    what = printable(", ".join(found.techniques) or found.policy)
-    if not found.correct:
-        return f"screened     {found.reason}  {what}"
-    return f"screened     {'right' if found.estimate is None else f'about {found.estimate:.2f}x'}  {what}"
+    what = printable(", ".join(estimate.techniques) or estimate.policy)
+    if not estimate.correct:
+        return f"screened     {estimate.reason}  {what}"
+    return f"screened     {'right' if estimate.estimate is None else f'about {estimate.estimate:.2f}x'}  {what}"
 
 
 def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any]:
@@ -208,7 +196,7 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
     }
 
 
-def in_words(result: OptimizeResult) -> str:
+def as_text(result: OptimizeResult) -> str:
     """Result of a search, for a person."""
 
     lines = []
@@ -218,7 +206,7 @@ def in_words(result: OptimizeResult) -> str:
         lines.append(f"best         {evaluation_line(result.best)}")
         lines += [f"label        {label}: {label.meaning}" for label in result.best.labels]
         if result.beside is not None:
-            lines.append(f"baselines    {beside_in_words(result.beside)}")
+            lines.append(f"baselines    {comparison_text(result.beside)}")
         lines.append(f"{'drop-in      ' if result.is_handed_out else 'not ahead    '}{result.drop_in}")
     if result.screened:
         lines.append(f"screened     {result.screened}")
@@ -227,17 +215,17 @@ def in_words(result: OptimizeResult) -> str:
     return "\n".join(lines)
 
 
-def beside_in_words(beside: BaselineComparison) -> str:
+def comparison_text(beside: BaselineComparison) -> str:
     """How a winner stands against the baselines, in one line."""
     others = ", ".join(f"{name} {speedup:.2f}x" for name, speedup in beside.baselines.items())
     how = "ahead" if beside.is_ahead else "not certainly ahead"
     return f"{others}; {how} of the fastest, {beside.best}: {format_speedup(beside.speedup, beside.low, beside.high)}"
 
 
-def near_miss_in_words(found: Evaluation, command: list[str]) -> str:
+def near_miss_text(evaluation: Evaluation, command: list[str]) -> str:
     """Two lines on a near miss: how far it falls short, and the command, completed here, that would settle it."""
     from kernelwright.report.words import near_miss
 
-    if found.processes_to_settle is not None:
-        command = [*command, "--processes", str(found.processes_to_settle)]
-    return f"{evaluation_line(found)}\n             {near_miss(found)}\nto settle it {shlex.join(command)}"
+    if evaluation.processes_to_settle is not None:
+        command = [*command, "--processes", str(evaluation.processes_to_settle)]
+    return f"{evaluation_line(evaluation)}\n             {near_miss(evaluation)}\nto settle it {shlex.join(command)}"

@@ -1,4 +1,4 @@
-"""Writes the output of commands: data on stdout, progress on stderr, and a last line when interrupted."""
+"""Writes the output of commands: data on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
@@ -62,16 +62,6 @@ def _flush_then_move_stdout() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
         os.dup2(2, 1)
-
-
-@contextmanager
-def says_what_was_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C into exit status 130 and one line on stderr: `kept()`, such as `3 finished evaluations in runs/x`."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        say(f"interrupted: {kept()}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def printable(text: str) -> str:

@@ -1,19 +1,137 @@
-"""Groups commands, each imported only when it is run, and explains wrong usage in one line where click does not."""
+"""Commands whose options are the fields of a dataclass, groups of them, and wrong usage explained in one line.
+
+A command is a dataclass whose docstring is its help:
+
+    @dataclass(frozen=True, kw_only=True)
+    class ServeCommand:
+        port: int = option(8730, type=click.IntRange(0, 65535), metavar="N", help="0 takes any free one.")
+        judge: JudgeOptions
+
+        def __call__(self) -> None: ...
+
+    command = OptionsCommand("serve", ServeCommand)
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import click
+
+from kernelwright.files import has_text_name
 
 _NO_NUMBER = re.compile(r"'(?P<found>.*)' is not a valid (?:integer|float)(?: range)?\.", re.DOTALL)
 _OUTSIDE = re.compile(r"(?P<found>\S+) is not in the range .*")
 _NEAR = 0.75
 """Likeness from which an option is a likely slip of the one that was typed. Our choice."""
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN and infinity, which `click.FloatRange` lets through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; fails where there is none."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"wanted a finite number, found {value}.", param, ctx)
+        return number
+
+
+class NamedPath(click.Path):
+    """A path as a `Path`.
+
+    Refuses an empty text, as of a variable that is not set, which would be the working directory; and a name whose bytes are
+    not UTF-8, which no record can hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path; fails where the text is empty or not UTF-8."""
+        if value == "":
+            self.fail("wanted a path, found an empty text.", param, ctx)
+        if isinstance(value, str) and not has_text_name(value):
+            self.fail("wanted a path that is UTF-8 text, found other bytes in it. Rename the file.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def option(default: Any = None, flag: str = "", **about: Any) -> Any:
+    """A field of a dataclass that is an option of a command.
+
+    Args:
+        default: Value where the option is not given; shown in the help where it is a number or a text.
+        flag: The option, where it is not the field's name.
+        **about: Arguments of `click.Option`. The type follows from the field's where none is given.
+    """
+    return field(default=default, metadata={"flag": flag, "about": about})
+
+
+def argument(**about: Any) -> Any:
+    """A field of a dataclass that is an argument of a command, with arguments of `click.Argument`."""
+    return field(metadata={"flag": None, "about": about})
+
+
+class OptionsCommand(click.Command):
+    """A command whose arguments and options are the fields of a dataclass, and whose work is done by calling it.
+
+    A call may return the exit status.
+
+    Args:
+        name: Name of the command.
+        made: The dataclass. A field that is a dataclass itself stands for the fields of that.
+        short_help: Line in the list of commands.
+    """
+
+    def __init__(self, name: str, made: type, *, short_help: str | None = None) -> None:
+        super().__init__(name, params=list(_parameters(made)), help=made.__doc__, short_help=short_help)
+        self.made = made
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command with the values that were given."""
+        return ctx.invoke(_filled(self.made, ctx.params))
+
+
+def _parameters(model: type) -> Iterator[click.Parameter]:
+    hints = get_type_hints(model)
+    for part in fields(model):
+        hint = hints[part.name]
+        if not part.metadata:
+            yield from _parameters(hint)
+        elif part.metadata["flag"] is None:
+            yield click.Argument([part.name], **(_type(hint) | part.metadata["about"]))
+        else:
+            flag = part.metadata["flag"] or f"--{part.name.replace('_', '-')}"
+            is_shown = isinstance(part.default, int | float | str | Path) and hint is not bool
+            shown = {"default": part.default, "show_default": True} if is_shown else {}
+            yield click.Option([flag, part.name], **(_type(hint) | shown | part.metadata["about"]))
+
+
+def _type(hint: Any) -> dict[str, Any]:
+    """The type of a parameter, from a field's; `tuple[str, ...]` may be given several times."""
+    if hint == tuple[str, ...]:
+        return {"multiple": True}
+    if hint is bool:
+        return {"is_flag": True}
+    kinds = {kind for kind in get_args(hint) if kind is not type(None)} or {hint}
+    return {"type": NamedPath()} if kinds == {Path} else {"type": kinds.pop()} if kinds <= {int, str} else {}
+
+
+def _filled(model: type, values: Mapping[str, Any]) -> Any:
+    """The dataclass with the values of its options."""
+    hints = get_type_hints(model)
+    given = {}
+    for part in fields(model):
+        hint = hints[part.name]
+        given[part.name] = values[part.name] if part.metadata else _filled(hint, values)
+    return model(**given)
 
 
 class HelpfulGroup(click.Group):
