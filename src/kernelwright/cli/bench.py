@@ -185,7 +185,7 @@ def _judge(
         settings=settings,
         strict_too=options.strict_fp32_too,
         tf32_products_too=options.tf32_products_too,
-        on_event=_Progress(status).show,
+        on_event=_BenchProgress(status).show,
     )
 
 
@@ -207,7 +207,7 @@ def _search(
             device=options.device,
             out=out,
             settings=settings,
-            on_event=_Progress(status).show_search,
+            on_event=_BenchProgress(status).show_search,
         )
 
 
@@ -233,7 +233,7 @@ def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Progress:
+class _BenchProgress:
     """Shows a run on stderr: a line for each job that ended, and how much is done."""
 
     status: Status

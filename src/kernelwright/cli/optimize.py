@@ -113,7 +113,7 @@ class OptimizeCommand:
                     judged=self.judged,
                     out=target,
                     settings=settings,
-                    on_event=_Progress(status, self.budget),
+                    on_event=_SearchProgress(status, self.budget),
                     tune=play_with(self.sass_agent, self.sass_budget, seed=0) if self.then_sass else None,
                     zygotes=zygotes,
                     baselines=baselines,
@@ -145,7 +145,7 @@ def _zygotes(device: str) -> Zygotes:
     return Zygotes("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
 
 
-class _Progress:
+class _SearchProgress:
     """Shows a search on stderr: a line for each finished evaluation, and what is going on now."""
 
     def __init__(self, status: Status, budget: int) -> None:

@@ -287,7 +287,7 @@ command.add_command(OptionsCommand("check", CheckCommand))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizeCommand:
+class TuneCommand:
     """Search for a faster schedule of TARGET, measure the best again, and prove it.
 
     TARGET is a launch file (.toml or .json), a Python file with kernel specs (FILE.py:NAME), corpus:NAME, or,
@@ -358,7 +358,7 @@ class OptimizeCommand:
             click.echo(_optimize_text(result))
 
 
-command.add_command(OptionsCommand("optimize", OptimizeCommand))
+command.add_command(OptionsCommand("optimize", TuneCommand))
 
 
 def _optimize_json(target: str, result: AssemblyResult) -> dict[str, Any]:
