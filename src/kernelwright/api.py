@@ -11,7 +11,6 @@ import torch
 from kernelwright.deploy import placement
 from kernelwright.errors import CandidateError, UsageError
 from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.decisions import JUDGED
@@ -57,7 +56,7 @@ def evaluate(
         candidate = Candidate(source=read_source(Path(candidate), "a candidate", CandidateError))
     with Judge(device, settings) as judge:
         loaded = _task(task)
-        return without_advice_on_generated(judge.evaluate(loaded, candidate), loaded)
+        return judge.evaluate(loaded, candidate)
 
 
 class SearchOptions(TypedDict, total=False):

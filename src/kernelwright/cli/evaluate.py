@@ -56,7 +56,6 @@ class EvaluateCommand:
 
         import kernelwright
         from kernelwright.errors import CandidateError
-        from kernelwright.execution.generated import without_advice_on_generated
         from kernelwright.judge import Judge
         from kernelwright.records import Candidate, RunDirectory
         from kernelwright.tasks import load_task, read_source
@@ -83,7 +82,6 @@ class EvaluateCommand:
                 Judge(device=device, settings=settings, progress=status.update) as judge,
             ):
                 evaluation = judge.evaluate(task, Candidate(source=source, note=self.candidate.name))
-            evaluation = without_advice_on_generated(evaluation, task)
             run.append(evaluation)
         if self.as_json:
             emit_json(as_contract(evaluation, run.path))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernelwright.cores import cores_beside
 from kernelwright.errors import KernelwrightError
-from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.execution.visible import see_one_gpu
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.fork_server import ForkServer
@@ -185,5 +184,4 @@ def _do(
     except KernelwrightError as error:
         return type(error)(*error.args)  # without its traceback, which need not survive the journey
     taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}
-    plain = [without_advice_on_generated(one, task) for one in found]
-    return [one.model_copy(update={"device": device, "checks": one.checks | taken}).model_dump_json() for one in plain]
+    return [one.model_copy(update={"device": device, "checks": one.checks | taken}).model_dump_json() for one in found]

@@ -26,7 +26,6 @@ from types import TracebackType
 from typing import Any
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
-from kernelwright.execution.generated import without_advice_on_generated
 from kernelwright.execution.local import _TRIES, Job, Outcome, spread
 from kernelwright.execution.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
 from kernelwright.judge.judge import Judge
@@ -314,7 +313,6 @@ class _JudgeActor:
             settings = Settings.model_validate_json(changed) if changed else None
             rival = Candidate.model_validate_json(rival_json) if rival_json else None
             evaluation = self._judge.evaluate(task, candidate, settings=settings, paired_baseline=rival)
-            evaluation = without_advice_on_generated(evaluation, task)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
         where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}

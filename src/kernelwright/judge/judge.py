@@ -194,8 +194,9 @@ class Judge:
         self, task: Task, candidate: Candidate, settings: Settings, paired_baseline: Candidate | None
     ) -> CheckFindings:
         self._workers.spent_s.clear()
-        findings = CheckFindings(Demands.of(settings), guard.static_labels(candidate.source, task.source))
-        findings.checks["advice"] = list(guard.advice(candidate.source))
+        reading = guard.read_candidate(candidate, task, settings.forbid)
+        findings = CheckFindings(Demands.of(settings), reading.labels)
+        findings.checks["advice"] = list(reading.advice)
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         if paired_baseline is not None and self._memory.alone:
             # The candidate may lack the very memory that a baseline would take.

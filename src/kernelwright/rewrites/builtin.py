@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kernelwright.judge.check.guard import RESPELLING
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.decisions import OWN_POLICY, steady
@@ -32,7 +33,7 @@ from kernelwright.rewrites.graph import (
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.operators import attention, recurrent
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
-from kernelwright.rewrites.rules import RESPELLING, RULES, Rule, RuleError, rewrite
+from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
 
 _BY_NAME = {rule.name: rule for rule in RULES}

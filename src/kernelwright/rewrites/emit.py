@@ -19,7 +19,6 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import fx
 
-from kernelwright.judge.check.guard import RESPELLED
 from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
 from kernelwright.rewrites.normalise import UntraceableError, aliases_placeholder
 from kernelwright.rewrites.spelling import Speller
@@ -30,6 +29,8 @@ LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
 
 DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
+RESPELLED = "The reference's operators in other words"
+"""Opening of the description of a rewrite that saves a compiler nothing. For readers: labels come from the record."""
 
 _MOVES = re.compile(r"self\.\w+ = self\.\w+\.to\(\w+\.device\)")
 """An attribute's move to the device of an input."""

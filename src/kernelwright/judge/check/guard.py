@@ -1,21 +1,29 @@
-"""Reads labels and advice from a candidate's text.
+"""Reads labels and advice from a candidate's text and its provenance.
 
 Nothing here decides. Labels describe legal things a user wants to know; advice names patterns known from cheats and is
 kept with the record for a closer look. Text can be written to hide from all of it: see the dynamic checks.
+
+Two rules concern the built-in policy. Its record says by which techniques it made a candidate, and some of them only put
+the reference's operators in other words. And its generators write some definitions the same every time, in which patterns
+known from cheats are no sign of one: a CUDA graph needs a stream, and a C++ kernel is called through ctypes with addresses.
+Such a definition is known by a hash of its exact text, never by what a candidate says of itself, and counts only where
+nothing else in the module gives its name or its library's functions another meaning.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-from kernelwright.records import Label
+from kernelwright.records import Candidate, Label, Task
 
 PARSE_ERRORS = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors of Python's parser; the last two where a text is nested too deeply."""
@@ -66,8 +74,72 @@ _MODES = re.compile(
     r"[Bb]atch_?[Nn]orm|[Ii]nstance_?[Nn]orm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|LSTM|GRU|RNN|Multihead|Transformer|\.training\b"
 )
 """Words of a reference that differs between training and evaluation, as attention may; a recurrent network passes it on."""
-RESPELLED = "The reference's operators in other words"
-"""How the built-in policy describes a rewrite that saves a compiler nothing; whoever else writes it gets a label by it."""
+RESPELLING = frozenset(
+    {
+        "remove-unused",
+        "remove-noops",
+        "share-common-subexpressions",
+        "drop-indices",
+        "write-out-row-losses",
+        "canonical-activation",
+        "canonical-softmax",
+        "canonical-layer-norm",
+        "compose-views",
+        "einsum-to-product",
+        "rotate-before-transpose",
+        "strength-reduction",
+    }
+)
+"""Techniques of the built-in policy whose work torch.compile does by itself: behind it they are no optimisation."""
+KNOWN = frozenset(
+    {
+        "656b1692362a7b63",  # _Recording, rewrites/wrappers.py
+        "31994751de9ea881",  # _Recording with direct copies, the same
+        "87c7d5e0e9f4a870",  # _beside, the same
+        "4c1036089f312c63",  # _build, rewrites/templates/fused_build.py.txt
+        "ccf202575904c163",  # _Launch, rewrites/templates/fused.triton.txt
+        "25ee996d370bdd20",  # _FolderModules, tasks/source.py
+        "6d84f3cd589ff08d",  # built, rewrites/templates/cuda_library.txt
+        "4d393cd04b7b5009",  # library, rewrites/templates/split_product.cuda.txt
+        "48e3f94389c98ffa",  # Product, the same
+        "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.triton.txt
+        "1c6c86e9d67e5c4a",  # split, the same
+        "52be548a79f29435",  # recurrent_library, rewrites/templates/recurrent.cuda.txt
+        "99d61ecc0e3fdbb0",  # Recurrent, the same
+        "768bce88695525ec",  # _lay_tile, rewrites/templates/fp16_convolution.triton.txt
+        "c8478f84e592eff3",  # _lay_filters, the same
+        "2ee9bbdc7ce0f648",  # _Prepared, the same
+    }
+)
+"""Hashes of definitions, by `digest`; a test compares them with what the generators write."""
+
+_CALL = re.compile(
+    r"_library\.fused_\d+\((?:ctypes\.c_void_p\(\w+\.data_ptr\(\)\), )*ctypes\.c_int64\((?:torch\.get_num_threads\(\)|1)\)\)"
+)
+"""Call of a C++ kernel: addresses are passed on, and nothing is kept."""
+_SHARED = frozenset({"torch", "ctypes", "sys", "builtins", "subprocess", "os", "concurrent"})
+"""Modules whose functions the definitions use."""
+
+
+class SourceReading(NamedTuple):
+    """Labels and advice by a candidate's text and provenance."""
+
+    labels: set[Label]
+    advice: tuple[str, ...]
+
+
+def read_candidate(candidate: Candidate, task: Task, forbidden: Collection[Label] = ()) -> SourceReading:
+    """Labels and advice of a candidate, beside its task's text.
+
+    What our generators write counts as a sign of a cheat only where settings forbid the label for such signs.
+    """
+    source = candidate.source
+    labels = static_labels(source, task.source, candidate.techniques)
+    if Label.SUSPICIOUS_SOURCE in labels and Label.SUSPICIOUS_SOURCE not in forbidden:
+        source = without_generated(source)
+        if Label.SUSPICIOUS_SOURCE not in static_labels(source, task.source):
+            labels.remove(Label.SUSPICIOUS_SOURCE)
+    return SourceReading(labels, advice(source))
 
 
 def advice(source: str) -> tuple[str, ...]:
@@ -76,14 +148,18 @@ def advice(source: str) -> tuple[str, ...]:
     return tuple(sorted(name for name, pattern in _ADVICE.items() if pattern.search(text)))
 
 
-def static_labels(source: str, reference: str) -> set[Label]:
-    """Labels that follow from the candidate's text, beside the reference's."""
+def static_labels(source: str, reference: str, techniques: Sequence[str] = ()) -> set[Label]:
+    """Labels that follow from the candidate's text, beside the reference's, and from the techniques in its record.
+
+    Techniques can earn a candidate a label and take none away, so that nothing is gained by claiming them.
+    """
     text, given = _code_only(source), _code_only(reference)
     labels = {label for label, pattern in _LABELS.items() if pattern.search(text)}
     if _WHOLE.search(text) and Label.SPLIT_PRECISION not in labels and not _WHOLE.search(given):
         labels.add(Label.FP16_OPERANDS)
     wraps = Label.CUSTOM_KERNEL not in labels and _WRAPPER.search(text)
-    if wraps and (RESPELLED in source or _same_operators(source, reference)):
+    respelled = len(techniques) > 1 and RESPELLING.issuperset(techniques[:-1])  # the last one is the wrapper
+    if wraps and (respelled or _same_operators(source, reference)):
         labels.add(Label.WRAPPER_ONLY)
     usual = {"depends on the training flag"} if _MODES.search(given) else set()
     if set(advice(source)) - set(advice(reference)) - usual:
@@ -214,3 +290,79 @@ def _replaces_forward(cls: ast.ClassDef) -> bool:
         and not (isinstance(node.value, ast.Name) and node.value.id == "self")
         for node in ast.walk(cls)
     )
+
+
+def digest(text: str) -> str:
+    """Hash of a definition's text, in which the name of a library of kernels does not count."""
+    return hashlib.sha256(re.sub(r"fused_[0-9a-f]{16}", "fused", text).encode()).hexdigest()[:16]
+
+
+def without_generated(source: str) -> str:
+    """A candidate's source without the definitions that are known; all of it where it cannot be read."""
+    try:
+        return ast.unparse(_without_known(parse(source), source))
+    except PARSE_ERRORS:
+        return source
+
+
+def _without_known(tree: ast.Module, source: str) -> ast.Module:
+    """The tree without known definitions, calls of the kernels that they build, and imports that only these use."""
+    lines = source.split("\n")
+    bound = Counter(_bound(tree))
+    known = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and digest("\n".join(lines[_first_line(node) - 1 : node.end_lineno])) in KNOWN
+        and bound[node.name] == 1
+    }
+    body = [node for node in tree.body if getattr(node, "name", None) not in known]
+    if not known or any(_changes_library(node) for part in body for node in ast.walk(part)):
+        return tree
+    if "_build" in known and bound["_library"] == bound["ctypes"] == 1 and "_library = _build()" in map(ast.unparse, body):
+        body = [_without_calls(node) for node in body]
+    used = {node.id for part in body for node in ast.walk(part) if isinstance(node, ast.Name)}
+    unused = [
+        f"import {name}" for name in ("ctypes", "subprocess", "concurrent.futures") if name.partition(".")[0] not in used
+    ]
+    body = [node for node in body if not (isinstance(node, ast.Import) and ast.unparse(node) in unused)]
+    return ast.Module(body, tree.type_ignores)
+
+
+def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """Every name that something is bound to, as often as that happens."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield from node.names
+
+
+def _changes_library(node: ast.AST) -> bool:
+    """Whether a node may give a function of a module another meaning."""
+    if isinstance(node, ast.Name):
+        return node.id in ("setattr", "globals", "vars", "exec", "eval")
+    if not isinstance(node, ast.Attribute):
+        return False
+    path = ast.unparse(node)
+    changes = not isinstance(node.ctx, ast.Load) and path.partition(".")[0] in _SHARED
+    return path == "sys.modules" or (changes and not path.startswith("torch.backends."))
+
+
+def _without_calls(node: ast.stmt) -> ast.stmt:
+    """A function that calls a C++ kernel, without that statement."""
+    if not isinstance(node, ast.FunctionDef):
+        return node
+    kept = [part for part in node.body if not _CALL.fullmatch(ast.unparse(part))]
+    node.body = kept or [ast.Pass()]
+    return node

@@ -84,7 +84,7 @@ def rotate(
 
     def attempt() -> dict[str, Rotated | Failed]:
         with judge.evaluation_folder(task) as directory:
-            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(Demands(forbidden=settings.forbid)))
+            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(Demands()))
             try:
                 return measure(trial, baselines, judge.flush)
             finally:
@@ -112,7 +112,7 @@ def rotate(
     records = []
     for baseline in baselines:
         one = found[baseline.sha256]
-        findings = CheckFindings(Demands(forbidden=settings.forbid), guard.static_labels(baseline.source, task.source))
+        findings = CheckFindings(Demands(), guard.read_candidate(baseline, task).labels)
         if isinstance(one, Rotated):
             findings.score = one.score
             findings.checks["allowed"] = one.allowed.to_json()

@@ -75,27 +75,10 @@ _ALTERNATIVES = (
 )
 """Rules that may be slower than what they replace: each is a candidate of its own, for the clock to judge."""
 
-RESPELLING = frozenset(
-    {
-        "remove-unused",
-        "remove-noops",
-        "share-common-subexpressions",
-        "drop-indices",
-        "write-out-row-losses",
-        "canonical-activation",
-        "canonical-softmax",
-        "canonical-layer-norm",
-        "compose-views",
-        "einsum-to-product",
-        "rotate-before-transpose",
-        "strength-reduction",
-    }
-)
-"""Rules whose work torch.compile does by itself: behind it they are no optimisation."""
 RULES: tuple[Rule, ...] = (
     *(Rule.of(function) for function in _ALWAYS),
     *(Rule.of(function, always=False) for function in _ALTERNATIVES),
 )
 """All rules, in the order in which they are tried: what simplifies first, what depends on it later."""
 
-__all__ = ["RESPELLING", "RULES", "Rule", "RuleError", "rewrite"]
+__all__ = ["RULES", "Rule", "RuleError", "rewrite"]

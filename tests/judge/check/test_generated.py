@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.execution.generated import KNOWN, beside_generated, without_advice_on_generated
 from kernelwright.judge.check import guard
-from kernelwright.records import Evaluation, Label, Task, Verdict
-from kernelwright.rewrites import products, wrappers
+from kernelwright.judge.check.guard import KNOWN, RESPELLING, without_generated
+from kernelwright.records import Candidate, Label, Task
+from kernelwright.rewrites import emit, products, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
+from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import fp16_convolution, recurrent, split_product
 from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.tasks.source import _LOADER
@@ -34,30 +35,22 @@ BUNDLE = f"_FOLDER_MODULES = {{}}\n{_LOADER}"
 
 
 def is_suspicious(text: str) -> bool:
-    return Label.SUSPICIOUS_SOURCE in guard.static_labels(beside_generated(text), REFERENCE)
+    return Label.SUSPICIOUS_SOURCE in guard.static_labels(without_generated(text), REFERENCE)
 
 
-def judged(text: str) -> Evaluation:
-    """What the judge makes of a text, which knows no generator's words."""
-    hashes = {"task_sha256": "0" * 64, "candidate_sha256": "0" * 64}
-    labels = tuple(sorted(guard.static_labels(text, REFERENCE)))
-    checks = {"advice": list(guard.advice(text))}
-    return Evaluation(task="t", **hashes, verdict=Verdict.ACCEPTED, source=text, labels=labels, checks=checks)
-
-
-@pytest.mark.parametrize(("more", "left"), [("", []), ("import threading\n", ["starts threads or streams"])])
-def test_the_judges_advice_on_generated_words_is_taken_back_and_no_more(more, left):
-    found = judged(FUSED + more)
-    assert Label.SUSPICIOUS_SOURCE in found.labels, "the judge knows none of them"
-    plain = without_advice_on_generated(found, Task(id="t", source=REFERENCE))
-    assert plain.checks["advice"] == left
-    assert set(found.labels) - set(plain.labels) == (set() if left else {Label.SUSPICIOUS_SOURCE})
-    assert without_advice_on_generated(plain, Task(id="t", source=REFERENCE)) == plain
+@pytest.mark.parametrize(("more", "left"), [("", ()), ("import threading\n", ("starts threads or streams",))])
+def test_advice_on_generated_words_does_not_count_and_no_other_is_left_out(more, left):
+    candidate, task = Candidate(source=FUSED + more, policy="file"), Task(id="t", source=REFERENCE)
+    plain = guard.read_candidate(candidate, task)
+    assert plain.advice == left
+    strict = guard.read_candidate(candidate, task, {Label.SUSPICIOUS_SOURCE})
+    assert Label.SUSPICIOUS_SOURCE in strict.labels, "where the label is forbidden all words count"
+    assert strict.labels - plain.labels == (set() if left else {Label.SUSPICIOUS_SOURCE})
 
 
 @pytest.mark.parametrize("text", ["def (", "-" * 30_000 + "1"])
 def test_what_cannot_be_read_stays_as_it_is(text):
-    assert beside_generated(text) == text
+    assert without_generated(text) == text
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,7 @@ def test_generated_code_is_not_suspicious(text):
 
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
-        monkeypatch.setattr("kernelwright.execution.generated.KNOWN", KNOWN - {one})
+        monkeypatch.setattr("kernelwright.judge.check.guard.KNOWN", KNOWN - {one})
         assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, FP16, *SPLIT.values(), SEARCHED, RECURRENT])), one
 
 
@@ -132,9 +125,18 @@ def test_another_meaning_of_the_names_makes_all_of_it_suspicious_again(more):
 def test_a_rewrite_that_saves_a_compiler_nothing_is_a_wrapper_behind_it():
     workshop = Workshop.open(builtin_task("no_op_chain"), "cpu")
     built = [built for recipe in _first(workshop) if (built := workshop.build(recipe))]
-    labels = {one.techniques: guard.static_labels(one.source, workshop.task.source) for one in built}
+    candidates = [one.candidate("builtin", None) for one in built]
+    labels = {one.techniques: guard.read_candidate(one, workshop.task).labels for one in candidates}
     assert Label.WRAPPER_ONLY in labels["remove-noops", "compile"]
     assert Label.WRAPPER_ONLY not in labels["remove-noops",]
+    assert {rule.name for rule in RULES} >= RESPELLING
+
+
+def test_no_word_in_a_text_says_who_wrote_it():
+    """A label follows from the record, which a candidate's author does not write, or from what the code does."""
+    wrapped = REFERENCE.replace("Model(", "ModelNew(").replace("torch.relu(x)", "torch.compile(torch.relu)(x.t()).t()")
+    claiming = wrapped.replace("    def", f'    """{emit.RESPELLED}."""\n\n    def')
+    assert guard.static_labels(claiming, REFERENCE) == guard.static_labels(wrapped, REFERENCE)
 
 
 @pytest.mark.exhaustive
@@ -145,5 +147,5 @@ def test_no_first_candidate_of_a_built_in_task_is_suspicious(device, part):
         workshop = Workshop.open(task, device)
         for recipe in _first(workshop):
             if built := workshop.build(recipe):
-                labels = guard.static_labels(beside_generated(built.source), task.source)
+                labels = guard.static_labels(without_generated(built.source), task.source)
                 assert Label.SUSPICIOUS_SOURCE not in labels, (task.id, built.techniques, guard.advice(built.source))
