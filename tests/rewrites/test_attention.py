@@ -18,13 +18,12 @@ from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.knobs import knobs_of
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import emit, products
+from kernelwright.rewrites import emit, templates
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop, _recipe_of
-from kernelwright.rewrites.operators import attention as layer
 from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.rules import RULES
-from kernelwright.rewrites.templates import attention, one_pass_product, split_product
-from kernelwright.rewrites.templates.attention import Attention, AttentionKnobs
+from kernelwright.rewrites.templates import attention, base
+from kernelwright.rewrites.templates.attention import ATTENTION, Attention, AttentionKnobs
 from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, interpreted, interpreted_answer, module_at, task_text
@@ -135,7 +134,7 @@ that none of these cases has it."""
 @pytest.fixture(scope="module")
 def emitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("emitted") / "attention.py"
-    path.write_text(attention.emit(AttentionKnobs()))
+    path.write_text(ATTENTION.module(AttentionKnobs()))
     return path
 
 
@@ -263,10 +262,10 @@ KERNELS = [
 @pytest.mark.parametrize(("sizes", "causal"), KERNELS)
 def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for knobs in attention.alternatives(sizes):
+    for knobs in ATTENTION.alternatives(sizes):
         taken, ptx = built(emitted, sizes, knobs, causal=causal, mask="none")
         assert (taken.spilled_bytes, taken.tensor_cores, "mma.sync" in ptx) == (0, "wgmma", False), knobs
-        assert taken.shared_bytes <= attention.SHARED_BYTES
+        assert taken.shared_bytes <= base.SHARED_BYTES
 
 
 @pytest.mark.exhaustive
@@ -274,7 +273,7 @@ def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_p
 @pytest.mark.parametrize("mask", ["shows", "added"])
 def test_a_mask_spills_little(mask, emitted, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    taken, _ = built(emitted, MANY, attention.alternatives(MANY)[0], causal=False, mask=mask)
+    taken, _ = built(emitted, MANY, ATTENTION.alternatives(MANY)[0], causal=False, mask=mask)
     # Triton 3.7.1 makes it 24 bytes of a thread, 3.6.0 makes it 88.
     assert taken.spilled_bytes <= 96
 
@@ -308,7 +307,7 @@ DESCRIPTOR = re.compile(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{12,});"
 def test_float32_pieces_at_one_address_have_one_layout(heads, most, emitted, tmp_path, monkeypatch):
     """From a kernel with two, ptxas 12.8 made descriptors of registers that nothing had written: an illegal access."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for knobs in attention.alternatives(HEADS_OF[heads])[:most]:
+    for knobs in ATTENTION.alternatives(HEADS_OF[heads])[:most]:
         _, ptx = built(emitted, HEADS_OF[heads], knobs, causal=False, mask="none")
         layouts: dict[str, set[int]] = {}
         for address, rest in DESCRIPTOR.findall(ptx):
@@ -321,12 +320,12 @@ def test_float32_pieces_at_one_address_have_one_layout(heads, most, emitted, tmp
 def test_rows_are_as_long_as_the_emitted_module_makes_them(emitted):
     parts = module_at(emitted).attention_parts
     for width in range(1, attention.WIDEST_SPLIT + 1):
-        assert attention._row_lengths(width) == set(parts(width, True)) - {0}, width
+        assert attention.row_lengths(width) == set(parts(width, True)) - {0}, width
 
 
 @pytest.mark.parametrize(("width", "width_v", "split"), [(96, 96, 0), (64, 96, 0), (64, 32, 0), (64, 64, 3), (128, 40, 2)])
 def test_pieces_of_bfloat16_are_offered_where_their_rows_are_equal(width, width_v, split):
-    found = attention.alternatives(replace(MANY, width=width, width_v=width_v))
+    found = ATTENTION.alternatives(replace(MANY, width=width, width_v=width_v))
     assert sum(one.precision == "bf16x6" for one in found) == split
     assert sum(one.precision == "tf32x3" for one in found) == 3
 
@@ -346,17 +345,17 @@ def test_pieces_of_bfloat16_are_offered_where_their_rows_are_equal(width, width_
     ],
 )
 def test_what_the_template_does_not_take_has_a_reason(changes, reason):
-    found = attention.refusal(replace(MANY, **changes))
+    found = ATTENTION.refusal(replace(MANY, **changes))
     assert (found is None) if reason is None else (reason in str(found))
 
 
 def test_few_queries_are_spread_over_the_multiprocessors():
-    assert attention.alternatives(MANY)[0].block_m == 128
+    assert ATTENTION.alternatives(MANY)[0].block_m == 128
     many = replace(MANY, width=128, width_v=128)
     for few in (replace(many, heads=32, queries=197), replace(many, queries=49)):
-        first, *others = attention.alternatives(few)
+        first, *others = ATTENTION.alternatives(few)
         assert first.block_m == 64
-        assert {first, *others} == set(attention.alternatives(many))
+        assert {first, *others} == set(ATTENTION.alternatives(many))
         assert len(others) == len(set(others)) >= 3
 
 
@@ -406,6 +405,7 @@ def workshop_of(text: str) -> Workshop:
     return Workshop.open(Task(id="sample", source=text), "cuda")
 
 
+PRODUCTS = [template.technique for template in templates.PRODUCTS]
 ALWAYS = frozenset(rule.name for rule in RULES if rule.always)
 RECIPE = Recipe(ALWAYS, fuse="all", attention=True)
 
@@ -417,7 +417,7 @@ RECIPE = Recipe(ALWAYS, fuse="all", attention=True)
 def test_an_attention_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
     made = workshop_of(TAKEN[name]).build(Recipe(ALWAYS, attention=True))
     assert made is not None
-    assert made.techniques[-1] == layer.TILED
+    assert made.techniques[-1] == ATTENTION.technique
     assert _recipe_of(made.techniques).attention
     before, class_new, forward = made.source.partition("class ModelNew")
     assert forward.count("tiled_attention_0(") == 1
@@ -438,8 +438,8 @@ def test_dropout_leaves_evaluation_mode_its_kernel(any_size):
     text = task_text(f"return F.scaled_dot_product_attention({drops}, b, c)", QKV)
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
-    assert layer.replace_attention(*graphs) == 3
-    source = emit.module(text, traced, graphs, (layer.TILED,))
+    assert templates.replace(ATTENTION, *graphs) == 3
+    source = emit.module(text, traced, graphs, (ATTENTION.technique,))
     assert source.count("def tiled_attention_0(") == 1
     assert "tiled_attention_1" not in source, "equal calls share a function, in both modes"
 
@@ -497,18 +497,20 @@ def proposed(text: str, device: str = "cuda", count: int = 8, order: Order | Non
 
 @pytest.mark.exhaustive
 def test_the_policy_proposes_it_alone_and_beside_split_products(monkeypatch):
-    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
-    assert layer.TILED in {name for one in proposed(BLOCK) for name in one}, "by the order in use"
-    found = {frozenset(one) for one in proposed(BLOCK, count=100, order=Order({})) if layer.TILED in one}
-    for technique in (None, *products.TECHNIQUES):
+    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
+    assert ATTENTION.technique in {name for one in proposed(BLOCK) for name in one}, "by the order in use"
+    found = {frozenset(one) for one in proposed(BLOCK, count=100, order=Order({})) if ATTENTION.technique in one}
+    for technique in (None, *PRODUCTS):
         for wrapper in (None, "cuda-graph"):
-            wanted = {layer.TILED, technique, wrapper} - {None}
-            others = {*products.TECHNIQUES, "cuda-graph"} - wanted
+            wanted = {ATTENTION.technique, technique, wrapper} - {None}
+            others = {*PRODUCTS, "cuda-graph"} - wanted
             assert any(wanted <= one and not others & one for one in found), wanted
     assert not any(name.startswith("compile") for one in found for name in one)
-    assert not [one for one in proposed(BLOCK, device="cpu", count=100) if layer.TILED in one]
+    assert not [one for one in proposed(BLOCK, device="cpu", count=100) if ATTENTION.technique in one]
     assert not [
-        one for one in proposed(task_text("return torch.softmax(a, -1)", "torch.randn(64, 64)")) if layer.TILED in one
+        one
+        for one in proposed(task_text("return torch.softmax(a, -1)", "torch.randn(64, 64)"))
+        if ATTENTION.technique in one
     ]
 
 
@@ -518,13 +520,11 @@ def test_a_candidate_says_what_it_is_and_declares_its_knobs():
     compile(made.source, "candidate", "exec")
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(made.source, BLOCK)
     assert Label.SUSPICIOUS_SOURCE not in static_labels(made.source, BLOCK)
-    choices = attention.alternatives(replace(MANY, width=64, width_v=64))
+    choices = ATTENTION.alternatives(replace(MANY, width=64, width_v=64))
     assert knobs_of(made.source)["KNOBS_TILED_ATTENTION_0.tile"] == tuple(map(asdict, choices))
 
 
 def test_its_names_are_no_other_templates_and_no_tasks():
-    text = attention.emit(AttentionKnobs())
-    assert not products.shared_names(text, [one_pass_product.emit(one_pass_product.OnePassKnobs())])
-    for form in products.FORMS.values():
-        assert not products.shared_names(text, [split_product.emit(split_product.chosen(form, 1, 1024, 1024, 1024))])
+    text = ATTENTION.module(AttentionKnobs())
+    assert not any(templates.clash(template, text) for template in templates.PRODUCTS)
     assert workshop_of(BLOCK + "\nclass attend:\n    pass\n").build(RECIPE) is None

@@ -13,12 +13,12 @@ from kernelwright.gpu.triton_compiler import compile_triton
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import products
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
 from kernelwright.rewrites.order.gains import Order
 from kernelwright.rewrites.rules import RULES
-from kernelwright.rewrites.templates import one_pass_product
-from kernelwright.rewrites.templates.one_pass_product import OnePassKnobs
+from kernelwright.rewrites.templates import base, one_pass_product
+from kernelwright.rewrites.templates.one_pass_product import ONE_PASS, OnePassKnobs
+from kernelwright.rewrites.templates.products import ProductSizes
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, interpreted_answer, module_at, task_text
 from tests.rewrites.test_fusion import interpret
@@ -71,12 +71,12 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """Errors of all cases, by one process: Triton interprets where it is told to at import."""
     path = tmp_path_factory.mktemp("emitted") / "product.py"
-    path.write_text(one_pass_product.emit(OnePassKnobs()))
+    path.write_text(ONE_PASS.module(OnePassKnobs()))
     found = interpreted_answer(INTERPRET, str(path), json.dumps(list(CASES.values())))
     return dict(zip(CASES, found, strict=True))
 
 
-ALTERNATIVES = one_pass_product.alternatives(1, 4096, 4096, 4096)
+ALTERNATIVES = ONE_PASS.alternatives(ProductSizes(m=4096, n=4096, k=4096))
 IN_TF32 = next(one for one in ALTERNATIVES if one.precision == "tf32x3")
 
 
@@ -91,7 +91,7 @@ def test_products_have_the_error_of_float32(case, interpreted):
 def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     path = tmp_path / "kernels.py"
-    path.write_text(one_pass_product.emit(knobs))
+    path.write_text(ONE_PASS.module(knobs))
     module = module_at(path)
     constants = {"BLOCK_M": knobs.block_m, "BLOCK_N": knobs.block_n, "BLOCK_K": knobs.block_k, "GROUP": 8, "k_a": 1}
     constants |= {"PRECISION": knobs.precision, "EVEN": True, "col_b": 1}
@@ -101,7 +101,7 @@ def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, mo
         module.multiply, signature, constants, 90, knobs.num_warps, knobs.num_stages, frozenset(signature)
     )
     assert ("wgmma.mma_async" in kernel.ptx) == (knobs.precision != "ieee")
-    assert kernel.shared_bytes <= one_pass_product.SHARED_BYTES
+    assert kernel.shared_bytes <= base.SHARED_BYTES
 
 
 @needs_triton
@@ -117,7 +117,7 @@ def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, mo
 def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch):
     monkeypatch.setattr(one_pass_product, "LEAST_WORK", 1)
     monkeypatch.setattr(one_pass_product, "LEAST_COLUMN", 1)
-    count, source = replaced(text, products.ONE_PASS)
+    count, source = replaced(text, ONE_PASS.technique)
     assert count == 2, "one of each graph: training and evaluation"
     # Without a GPU the emitted function computes `a @ b.mT`, so this shows how it is called.
     compare(text, source, 1e-5, written(tmp_path))
@@ -128,7 +128,7 @@ def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch)
 def test_the_kernel_that_follows_adds_the_slices_of_k(tmp_path):
     forward = "return torch.tanh(self.f(a) * 2.0)"
     text = task_text(forward, "torch.randn(128, 1024)", "self.f = nn.Linear(1024, 512)")
-    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), fuse="all", product=products.ONE_PASS)
+    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), fuse="all", product=ONE_PASS.technique)
     built = Workshop.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None
     before, class_new, rest = built.source.partition("class ModelNew")
@@ -149,27 +149,28 @@ def test_the_kernel_that_follows_adds_the_slices_of_k(tmp_path):
     ],
 )
 def test_what_the_template_does_not_take_has_a_reason(sizes, reason):
-    found = one_pass_product.refusal(*sizes)
+    found = ONE_PASS.refusal(ProductSizes(**dict(zip("mnk", sizes, strict=True))))
     assert (found is None) if reason is None else (reason in str(found))
 
 
-@pytest.mark.parametrize("sizes", [(1, 256, 1, 131072), (1, 256, 256, 131072)])
-def test_few_tiles_are_spread_over_all_multiprocessors_by_slices_of_k(sizes):
-    first, *others = one_pass_product.alternatives(*sizes)
-    programs = first.split_k * -(-sizes[1] // first.block_m) * -(-sizes[2] // first.block_n)
-    assert programs > one_pass_product.MULTIPROCESSORS // 2
-    assert sizes[3] // first.split_k >= 4 * first.block_k
+@pytest.mark.parametrize("columns", [1, 256])
+def test_few_tiles_are_spread_over_all_multiprocessors_by_slices_of_k(columns):
+    sizes = ProductSizes(m=256, n=columns, k=131072)
+    first, *others = ONE_PASS.alternatives(sizes)
+    programs = first.split_k * sizes.tiles(first.block_m, first.block_n)
+    assert programs > base.MULTIPROCESSORS // 2
+    assert sizes.k // first.split_k >= 4 * first.block_k
     assert {one.split_k for one in others} == {first.split_k}, "what follows adds as many parts, whatever the tile"
 
 
 def test_products_of_16_bit_pieces_have_their_label():
-    text = one_pass_product.emit(OnePassKnobs())
+    text = ONE_PASS.module(OnePassKnobs())
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(text, TALL)
 
 
 def test_the_policy_proposes_it_where_splitting_in_memory_does_not_pay(monkeypatch):
-    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
     given = Context(task=Task(id="sample", source=TALL), device="cuda", history=(), seed=0)
     found = {name for one in BuiltinPolicy(Order({})).propose(given, 4) for name in one.techniques}
-    assert products.ONE_PASS in found
-    assert not found & set(products.FORMS)
+    assert ONE_PASS.technique in found
+    assert not found & {"split-product-cuda", "split-product-triton"}

@@ -17,12 +17,11 @@ from kernelwright.errors import CompilerMissingError
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import emit, products
+from kernelwright.rewrites import emit, templates
 from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
 from kernelwright.rewrites.order.gains import Order
-from kernelwright.rewrites.products import Products
 from kernelwright.rewrites.rules import RULES
-from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.templates import base, split_product
 from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, task_text
@@ -80,6 +79,7 @@ with torch.no_grad():
     found = model.float()(x)
 print(json.dumps(((found.double() - exact).norm() / exact.norm()).item()))
 """
+FORMS = ("split-product-cuda", "split-product-triton")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -92,15 +92,14 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where nvcc is found."""
-    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
 
 
 def replaced(text: str, technique: str = "split-product-triton") -> tuple[int, str]:
     """How many products the template took, and the candidate; its guard asks for a CPU, so that it runs in a test."""
     traced = trace(Task(id="sample", source=text))
     graphs = emit.copy_graph(traced.training), emit.copy_graph(traced.evaluation)
-    made = Products(technique)
-    count = sum(made.replace(graph) for graph in graphs)
+    count = templates.replace(templates.BY_TECHNIQUE[technique], *graphs)
     before, class_new, after = emit.module(text, traced, graphs, (technique,)).partition("class ModelNew")
     return count, before + class_new + after.replace(".is_cuda", ".is_cpu")
 
@@ -151,7 +150,7 @@ def test_other_products_are_left_alone(name, any_size):
     assert replaced(OTHERS[name])[0] == 0
 
 
-def proposed(text: str, device: str = "cuda", names: Collection[str] = products.FORMS) -> list[str]:
+def proposed(text: str, device: str = "cuda", names: Collection[str] = FORMS) -> list[str]:
     """Which of these techniques the policy's first eight candidates for a task have."""
     found = BuiltinPolicy(Order({})).propose(
         Context(task=Task(id="sample", source=text), device=device, history=(), seed=0), 8
@@ -160,8 +159,8 @@ def proposed(text: str, device: str = "cuda", names: Collection[str] = products.
 
 
 def test_the_policy_proposes_split_products_for_large_products_on_a_gpu_alone(nvcc):
-    assert proposed(LARGE) == [name for name in products.FORMS for _ in ("plain", "in a CUDA graph")]
-    assert proposed(LARGE, names=(products.ONE_PASS,)) == [products.ONE_PASS] * 2
+    assert proposed(LARGE) == [name for name in FORMS for _ in ("plain", "in a CUDA graph")]
+    assert proposed(LARGE, names=("one-pass-product",)) == ["one-pass-product"] * 2
     assert proposed(LARGE, "cpu") == []
     assert proposed(LARGE.replace("1024", "1023")) == [], "one row short of enough work"
     assert proposed(LARGE.replace("512)", "512, dtype=torch.float64)")) == []
@@ -179,12 +178,15 @@ def test_without_nvcc_only_the_triton_form_is_proposed(monkeypatch):
     def missing() -> Path:
         raise CompilerMissingError("nvcc is not installed")
 
-    monkeypatch.setattr(products, "find_torch_nvcc", missing)
-    assert products.techniques_on("cuda") == ("split-product-triton", products.ONE_PASS)
+    monkeypatch.setattr(base, "find_torch_nvcc", missing)
+    buildable = [template.technique for template in templates.PRODUCTS if template.builds_for("cuda")]
+    assert buildable == ["split-product-triton", "one-pass-product"]
+    assert not any(template.builds_for("cpu") for template in templates.BY_TECHNIQUE.values())
 
 
-def test_a_task_whose_names_clash_with_the_template_has_none(nvcc):
-    assert proposed(LARGE + "\nKNOBS = 3\n") == []
+@pytest.mark.parametrize(("name", "left"), [("KNOBS", ["split-product-cuda"]), ("Product", ["split-product-triton"])])
+def test_a_task_has_no_template_whose_names_are_its_own(name, left, nvcc):
+    assert set(proposed(LARGE + f"\n{name} = 3\n")) == set(left)
 
 
 def test_a_candidate_is_python_and_says_what_it_is(nvcc):

@@ -14,12 +14,10 @@ import torch
 
 from kernelwright.records import Task
 from kernelwright.records.policy import Context
-from kernelwright.rewrites import products
+from kernelwright.rewrites import templates
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.operators import recurrent as recurrent_layers
-from kernelwright.rewrites.operators.recurrent import replace_recurrent
-from kernelwright.rewrites.templates import recurrent
-from kernelwright.rewrites.templates.recurrent import Layers, RecurrentKnobs
+from kernelwright.rewrites.templates import base, recurrent
+from kernelwright.rewrites.templates.recurrent import RECURRENT, Layers, RecurrentKnobs
 from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import load, trace
 from tests.quick import exhaustive_but
@@ -48,7 +46,7 @@ def network(layers: Layers, *, bias: bool, batch_first: bool) -> torch.nn.LSTM |
 def emitted(library: ctypes.CDLL, layers: Layers, options: tuple[object, ...]) -> object:
     """The template's caller, which launches on the CPU."""
     module = types.ModuleType("emitted")
-    exec(recurrent.emit(), module.__dict__)
+    exec(RECURRENT.module(RECURRENT.default), module.__dict__)
     module.built = lambda text, *options: library
     module.torch = types.SimpleNamespace(**vars(torch))
     module.torch.cuda = types.SimpleNamespace(
@@ -153,7 +151,7 @@ def task(net: str, shape: str = "32, 10, 128", body: str = "return self.net(x)[0
 
 def replaced(given: Task) -> int:
     """How many calls of a task's training graph the template computes."""
-    return replace_recurrent(trace(given).training)
+    return templates.replace(RECURRENT, trace(given).training)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +186,10 @@ def test_it_leaves_other_calls_to_pytorch(given):
 
 
 def test_the_policy_proposes_it_where_cuda_can_be_built(monkeypatch):
-    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
     given = task("GRU(128, 256, 6, batch_first=True)", shape="10, 32, 128", body="return self.net(x)[0][:, -1]")
     proposals = BuiltinPolicy().propose(Context(task=given, history=(), device="cuda:0", seed=0), 40)
-    with_kernel = [one for one in proposals if recurrent_layers.PERSISTENT in one.techniques]
+    with_kernel = [one for one in proposals if RECURRENT.technique in one.techniques]
     assert any("cuda-graph" in one.techniques for one in with_kernel)
     assert not any("compile" in name for one in with_kernel for name in one.techniques)
     # On another device than the traced one it runs the reference.
@@ -206,12 +204,12 @@ def test_the_policy_proposes_it_where_cuda_can_be_built(monkeypatch):
 
 
 def test_a_task_with_the_templates_names_keeps_its_own(monkeypatch):
-    monkeypatch.setattr(products, "find_torch_nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
     source = task("GRU(128, 256)").source + "\nclass Recurrent:\n    pass\n"
     given = Task(id="task", source=source, origin="test")
     proposals = BuiltinPolicy().propose(Context(task=given, history=(), device="cuda:0", seed=0), 40)
     assert proposals
-    assert not any(recurrent_layers.PERSISTENT in one.techniques for one in proposals)
+    assert not any(RECURRENT.technique in one.techniques for one in proposals)
 
 
 @pytest.mark.exhaustive
@@ -219,9 +217,9 @@ def test_a_task_with_the_templates_names_keeps_its_own(monkeypatch):
 @pytest.mark.parametrize("kind", recurrent.GATES)
 def test_the_weights_of_kernelbenchs_networks_stay_in_registers(kind, tmp_path):
     layers = sizes(kind, 10, 512, 128, 256, 6, 1)
-    knobs = recurrent.alternatives(layers)[0]
+    knobs = RECURRENT.alternatives(layers)[0]
     module: dict[str, object] = {}
-    exec(recurrent.emit(), module)
+    exec(RECURRENT.module(RECURRENT.default), module)
     (tmp_path / "k.cu").write_text(recurrent.cuda_head(layers, knobs) + str(module["RECURRENT_CUDA"]))
     command = ["nvcc", "-O3", "-std=c++17", "-arch=sm_90", "-Xptxas", "-v", "-cubin", "-o", "k.cubin", "k.cu"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

@@ -15,8 +15,10 @@ import pytest
 from kernelwright.errors import CompilerMissingError
 from kernelwright.gpu.nvcc import find_nvcc
 from kernelwright.gpu.triton_compiler import compile_triton
-from kernelwright.rewrites.templates import split_product
+from kernelwright.rewrites.templates import base, split_product
+from kernelwright.rewrites.templates.products import ProductSizes
 from kernelwright.rewrites.templates.split_product import Knobs
+from kernelwright.rewrites.templates.text import kernel_text
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import module_at
 
@@ -155,7 +157,7 @@ def test_kernels_compile_for_hopper_with_wgmma(form, tmp_path, monkeypatch):
     aligned = frozenset(name for name, kind in signature.items() if not kind.startswith("tensordesc"))
     kernel = compile_triton(function, signature, constants, 90, 4, 3, aligned)
     assert kernel.ptx.count("wgmma.mma_async") >= 6
-    assert kernel.shared_bytes <= split_product.SHARED_BYTES
+    assert kernel.shared_bytes <= base.SHARED_BYTES
 
 
 @pytest.mark.exhaustive
@@ -168,7 +170,9 @@ def test_the_kernels_in_cuda_compile_without_spilling(cluster, tmp_path):
         pytest.skip(str(missing))
     choice = next(choice for choice in split_product.WGMMA_CHOICES if choice["cluster"] == cluster)
     epilogue = CASES["epilogue"][1] if cluster == 2 else ()
-    (tmp_path / "kernel.cu").write_text(split_product.cuda_text(Knobs(form="wgmma", **choice), epilogue))
+    (tmp_path / "kernel.cu").write_text(
+        split_product.cuda_head(Knobs(form="wgmma", **choice), epilogue) + kernel_text(*split_product.CUDA)
+    )
     command = [str(nvcc), "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-cubin", "kernel.cu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -176,7 +180,7 @@ def test_the_kernels_in_cuda_compile_without_spilling(cluster, tmp_path):
     assert spills == ["0"] * 5
 
 
-@pytest.mark.parametrize("knobs", [*split_product.space(form="tma", block_m=128, num_stages=3, group=8)][::200])
+@pytest.mark.parametrize("knobs", split_product.SPLIT_TRITON.alternatives(ProductSizes(m=4096, n=4096, k=4096))[::7])
 def test_emitted_modules_stand_alone(knobs):
     text = split_product.emit(knobs)
     compile(text, "emitted", "exec")
@@ -231,10 +235,8 @@ def test_two_fragments_cannot_read_one_name():
         ({"m": 128}, "multiply-adds"),
         ({"m": 16, "n": 1 << 20}, "rows"),
         ({"k": 8, "m": 1 << 16}, "length"),
-        ({"dtype": "bfloat16"}, "bfloat16"),
-        ({"differentiable": True}, "backward"),
     ],
 )
 def test_products_that_are_not_worth_it_are_refused(arguments, reason):
-    found = split_product.refusal(**{"m": 1024, "n": 1024, "k": 1024} | arguments)
+    found = split_product.SPLIT_TRITON.refusal(ProductSizes(**{"m": 1024, "n": 1024, "k": 1024} | arguments))
     assert found is None if reason is None else reason in (found or "")

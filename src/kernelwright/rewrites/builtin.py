@@ -18,7 +18,7 @@ from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.decisions import OWN_POLICY, steady
 from kernelwright.records.policy import Context, Look
 from kernelwright.records.screened import Screened
-from kernelwright.rewrites import emit, fusion, products, wrappers
+from kernelwright.rewrites import emit, fusion, templates, wrappers
 from kernelwright.rewrites.graph import (
     Editor,
     argument,
@@ -31,7 +31,6 @@ from kernelwright.rewrites.graph import (
     value,
 )
 from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
-from kernelwright.rewrites.operators import attention, recurrent
 from kernelwright.rewrites.order.gains import Order, Place, order_in_use
 from kernelwright.rewrites.rules import RULES, Rule, RuleError, rewrite
 from kernelwright.rewrites.tracing import Trace, trace
@@ -76,7 +75,7 @@ class Recipe:
     """`chains`: groups of two operators and more become kernels; `all`: single ones as well."""
     wrapper: str | None = None
     product: str | None = None
-    """How large float32 products are computed: one of `products.TECHNIQUES`."""
+    """How large float32 products are computed: technique of one of `templates.PRODUCTS`."""
     tiled: bool = False
     """Whether kernels of our own compute convolutions, with what follows."""
     once: bool = False
@@ -184,22 +183,23 @@ class Workshop:
             except RuleError as error:
                 self.broken[error.name] = str(error)
         if recipe.product:
-            if products.clash(emit.reference_source(self.task.source)):
+            if templates.clash(templates.BY_TECHNIQUE[recipe.product], emit.reference_source(self.task.source)):
                 return "", ()
-            replaced = products.Products(recipe.product)
-            if not sum(replaced.replace(graph) for graph in graphs):
+            if not templates.replace(templates.BY_TECHNIQUE[recipe.product], *graphs):
                 return "", ()
             fired.append(recipe.product)
         if recipe.recurrent:
-            if recurrent.clash(emit.reference_source(self.task.source)):
+            if templates.clash(templates.RECURRENT, emit.reference_source(self.task.source)):
                 return "", ()
-            if not sum(recurrent.replace_recurrent(graph) for graph in graphs):
+            if not templates.replace(templates.RECURRENT, *graphs):
                 return "", ()
-            fired.append(recurrent.PERSISTENT)
+            fired.append(templates.RECURRENT.technique)
         if recipe.attention:
-            if attention.clash(emit.reference_source(self.task.source)) or not attention.replace_attention(*graphs):
+            if templates.clash(templates.ATTENTION, emit.reference_source(self.task.source)):
                 return "", ()
-            fired.append(attention.TILED)
+            if not templates.replace(templates.ATTENTION, *graphs):
+                return "", ()
+            fired.append(templates.ATTENTION.technique)
         if recipe.fuse:
             fuser = fusion.KernelFuser(
                 self.device,
@@ -335,10 +335,12 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     always = frozenset(rule.name for rule in RULES if rule.always)
     whole = Recipe(always)
     attends: tuple[bool, ...] = (False,)
-    if workshop.device.startswith("cuda") and not attention.OPERATORS.isdisjoint(workshop.place.operators):
+    attention = templates.ATTENTION
+    if attention.builds_for(workshop.device) and not attention.task_operators.isdisjoint(workshop.place.operators):
         tiled_attention = replace(whole, fuse="all", attention=True)
         attends = (True, False) if workshop.build(tiled_attention) else attends
-    for technique, attended in itertools.product(products.techniques_on(workshop.device), attends):
+    buildable = [one.technique for one in templates.PRODUCTS if one.builds_for(workshop.device)]
+    for technique, attended in itertools.product(buildable, attends):
         # Nothing else gains as much on a large product; a graph saves the launches of splitting both operands. A rule that
         # leaves out half of a product by blocks of it leaves no product to split, and gains less. Of
         # candidates with equal ranks the plan's order decides: those with a kernel for attention come first.
@@ -348,7 +350,7 @@ def _first(workshop: Workshop) -> Iterator[Recipe]:
     if True in attends:
         yield tiled_attention
         yield replace(tiled_attention, wrapper="cuda-graph")
-    if products.builds_cuda(workshop.device):
+    if templates.RECURRENT.builds_for(workshop.device):
         lasting = replace(whole, fuse="all", recurrent=True)
         yield lasting
         yield replace(lasting, wrapper="cuda-graph")
@@ -437,13 +439,13 @@ def _recipe_of(techniques: tuple[str, ...]) -> Recipe:
             None,
         ),
         next((name for name in techniques if name in wrappers.WRAPPERS), None),
-        next((name for name in techniques if name in products.TECHNIQUES), None),
+        next((one.technique for one in templates.PRODUCTS if one.technique in techniques), None),
         fusion.TILED in techniques,
         fusion.ONE_READ in techniques,
         not IN_TILE.isdisjoint(techniques),
         fusion.FP16_CONVOLUTION in techniques,
-        recurrent.PERSISTENT in techniques,
-        attention.TILED in techniques,
+        templates.RECURRENT.technique in techniques,
+        templates.ATTENTION.technique in techniques,
     )
 
 

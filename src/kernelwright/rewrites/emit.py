@@ -282,7 +282,7 @@ def module(
     first = next(iter(kernels.values()), None)
     kinds: dict[Any, list[GeneratedKernel]] = {}
     for kernel in kernels.values():
-        kinds.setdefault(type(kernel).prologue, []).append(kernel)
+        kinds.setdefault(kernel.prologue, []).append(kernel)
     settings = dict.fromkeys(one for kernel in kernels.values() for one in getattr(kernel, "requires", ()))
     guards = _guards(trace, [*_kernel_guards(trace, first), *settings] if first else [])
     given = ", ".join(item.name for item in trace.inputs)

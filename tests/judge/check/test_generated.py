@@ -7,10 +7,10 @@ import pytest
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.guard import KNOWN, RESPELLING, without_generated
 from kernelwright.records import Candidate, Label, Task
-from kernelwright.rewrites import emit, products, wrappers
+from kernelwright.rewrites import emit, templates, wrappers
 from kernelwright.rewrites.builtin import Workshop, _first
 from kernelwright.rewrites.rules import RULES
-from kernelwright.rewrites.templates import fp16_convolution, recurrent, split_product
+from kernelwright.rewrites.templates import fp16_convolution
 from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.tasks.source import _LOADER
 from kernelwright.tasks.suites import builtin_task, builtin_tasks
@@ -29,8 +29,11 @@ def fused_0(x0):
 """
 LAUNCH = f"import torch\n{HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 FP16 = f"import torch\n{HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
-SPLIT = {form: split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096)) for form in products.FORMS.values()}
-RECURRENT = recurrent.emit() + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
+SPLIT = {template.form: template.module(template.default) for template in (templates.SPLIT_CUDA, templates.SPLIT_TRITON)}
+RECURRENT = (
+    templates.RECURRENT.module(templates.RECURRENT.default)
+    + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
+)
 BUNDLE = f"_FOLDER_MODULES = {{}}\n{_LOADER}"
 
 

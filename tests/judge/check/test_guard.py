@@ -6,8 +6,8 @@ import pytest
 
 from kernelwright.judge.check import drop_in, guard
 from kernelwright.records import Label
-from kernelwright.rewrites import products, wrappers
-from kernelwright.rewrites.templates import fp16_convolution, split_product
+from kernelwright.rewrites import templates, wrappers
+from kernelwright.rewrites.templates import fp16_convolution
 from tests.quick import exhaustive_but
 
 REFERENCE = """
@@ -120,9 +120,9 @@ def test_products_of_16_bit_pieces_are_a_label(text):
     assert Label.SPLIT_PRECISION in guard.static_labels(module(text), REFERENCE)
 
 
-@pytest.mark.parametrize("form", products.FORMS.values())
-def test_the_built_in_split_product_has_its_label(form):
-    text = split_product.emit(split_product.chosen(form, 1, 4096, 4096, 4096))
+@pytest.mark.parametrize("template", templates.PRODUCTS[:2])
+def test_the_built_in_split_product_has_its_label(template):
+    text = template.module(template.default)
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= guard.static_labels(text, REFERENCE)
 
 

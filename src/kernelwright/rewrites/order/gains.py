@@ -25,7 +25,7 @@ from torch import fx
 from kernelwright.errors import ConfigError
 from kernelwright.rewrites.graph import is_call, is_tensor, numel, shape, value
 from kernelwright.rewrites.normalise import is_view_call
-from kernelwright.rewrites.products import PRODUCTS, operands_of
+from kernelwright.rewrites.templates.products import Operands, ProductTemplate
 from kernelwright.rewrites.tracing import Trace
 
 PACKAGED = Path(__file__).with_name("order.json")
@@ -91,7 +91,7 @@ def _magnitudes(name: str, place: float, least: int, most: int) -> Iterator[tupl
 
 def _operations(node: fx.Node) -> int:
     """Operations of a product or a convolution; 0 of any other call."""
-    operands = operands_of(node) if is_call(node, *PRODUCTS) else None
+    operands = Operands.of(node) if is_call(node, *ProductTemplate.operators) else None
     if operands is not None:
         return 2 * numel(node) * shape(operands.left)[-1]
     if "conv" in str(node.target):

@@ -16,13 +16,20 @@ Heads are padded to a power of two, or to the sum of two where that is less, as 
 to 32 at least.
 
 The emitted module imports torch and triton, and defines `tiled_attention(q, k, v, mask, scale, causal, ...)` of three or
-four dimensions with any strides. This module itself imports the standard library alone.
+four dimensions with any strides.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from typing import ClassVar, cast
 
+import torch
+from torch import fx
+
+from kernelwright.rewrites.graph import Editor, arguments, aten, contiguous_strides, dtype, is_tensor, number, shape, value
+from kernelwright.rewrites.templates.base import MULTIPROCESSORS, CallTemplate, TemplateKernel
 from kernelwright.rewrites.templates.text import kernel_text
 
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
@@ -37,10 +44,6 @@ WIDEST = 256
 """Length of queries, keys and values up to which a tile of 16-bit numbers fits registers."""
 WIDEST_SPLIT = 128
 """The same for float32, whose pieces take three times as much."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
-SHARED_BYTES = 227 * 1024
-"""Shared memory that a thread block can have on an H100 or H200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,45 +127,120 @@ _WIDEST = (
 """The same, up to 256. The last two spill up to 48 bytes of a thread."""
 
 
-def refusal(sizes: Attention) -> str | None:
-    """Why the template does not take a call of these sizes; none if it does."""
-    if sizes.dtype not in TYPES:
-        return f"wanted one of the types {', '.join(TYPES)}, found {sizes.dtype}"
-    if min(sizes.queries, sizes.keys) < LEAST_LENGTH:
-        return f"wanted at least {LEAST_LENGTH} queries and keys, found {sizes.queries} and {sizes.keys}"
-    widest = WIDEST_SPLIT if sizes.dtype == "float32" else WIDEST
-    if max(sizes.width, sizes.width_v) > widest:
-        return f"wanted heads of at most {widest} numbers, found {sizes.width} and {sizes.width_v}"
-    work = sizes.heads * sizes.queries * sizes.keys * (sizes.width + sizes.width_v)
-    if work < LEAST_WORK:
-        return f"wanted at least {LEAST_WORK} multiply-adds, found {work}"
-    return None
+class TiledAttention(CallTemplate[Attention, AttentionKnobs]):
+    """Attention by tiles of queries, which walk over the keys.
+
+    The options of a kernel are the factor of the scores, whether a query sees no later key, and whether the result lies in
+    memory as [batch, queries, heads, width].
+    """
+
+    technique = "tiled-attention"
+    function: ClassVar = "tiled_attention"
+    operators: ClassVar = (aten.scaled_dot_product_attention,)
+    task_operators: ClassVar = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
+    fallback: ClassVar = "F.scaled_dot_product_attention"
+    caller = "attention.caller.txt"
+    default = AttentionKnobs()
+
+    def sizes_of(self, node: fx.Node) -> Attention | None:
+        """Sizes of an attention without dropout or shared keys, of operands of one type; None of another."""
+        given = arguments(node)
+        operands = [given["query"], given["key"], given["value"]]
+        if not all(map(is_tensor, operands)) or given["dropout_p"] or given["enable_gqa"]:
+            return None
+        query, key, values = map(shape, operands)
+        kinds = set(map(dtype, operands))
+        if len(query) not in (3, 4) or not query[:-2] == key[:-2] == values[:-2] or len(kinds) > 1:
+            return None
+        scale, mask = given["scale"], cast(fx.Node | None, given["attn_mask"])
+        # The highest score is looked for before it is scaled.
+        if scale is not None and not 0 < (number(scale) or 0.0) < math.inf:
+            return None
+        if mask is not None and (given["is_causal"] or dtype(mask) not in (torch.bool, *kinds)):
+            return None
+        return Attention(
+            heads=math.prod(query[:-2]),
+            queries=query[-2],
+            keys=key[-2],
+            width=query[-1],
+            width_v=values[-1],
+            dtype=str(*kinds).removeprefix("torch."),
+        )
+
+    def refusal(self, sizes: Attention) -> str | None:
+        """The reason why the kernel does not take a call of these sizes; None if it does."""
+        if sizes.dtype not in TYPES:
+            return f"wanted one of the types {', '.join(TYPES)}, found {sizes.dtype}"
+        if min(sizes.queries, sizes.keys) < LEAST_LENGTH:
+            return f"wanted at least {LEAST_LENGTH} queries and keys, found {sizes.queries} and {sizes.keys}"
+        widest = WIDEST_SPLIT if sizes.dtype == "float32" else WIDEST
+        if max(sizes.width, sizes.width_v) > widest:
+            return f"wanted heads of at most {widest} numbers, found {sizes.width} and {sizes.width_v}"
+        work = sizes.heads * sizes.queries * sizes.keys * (sizes.width + sizes.width_v)
+        if work < LEAST_WORK:
+            return f"wanted at least {LEAST_WORK} multiply-adds, found {work}"
+        return None
+
+    def alternatives(self, sizes: Attention) -> tuple[AttentionKnobs, ...]:
+        """Knobs worth a look for a call of these sizes, the default first."""
+        widest = max(sizes.width, sizes.width_v)
+        choices: tuple[AttentionKnobs, ...]
+        if sizes.dtype == "float32":
+            choices = _NARROW_SPLIT if widest <= 64 else _WIDE_SPLIT
+            # Rows of 32 and of 64 pieces in bfloat16 have two layouts at one address of shared memory. From those ptxas
+            # 12.8, of Triton 3.6.0 and 3.7.1, makes code that reads registers without a value: an illegal access or wrong
+            # numbers.
+            if len(row_lengths(sizes.width) | row_lengths(sizes.width_v)) > 1:
+                choices = tuple(knobs for knobs in choices if knobs.precision != "bf16x6")
+        else:
+            choices = _NARROW if widest <= 64 else _WIDE if widest <= 128 else _WIDEST
+        # Tiles of 128 queries would leave some of the multiprocessors idle, or be half empty.
+        if sizes.heads * -(-sizes.queries // 128) < MULTIPROCESSORS or sizes.queries <= 64:
+            low = next(knobs for knobs in choices if knobs.block_m == 64)
+            return (low, *(knobs for knobs in choices if knobs is not low))
+        return choices
+
+    def options(self, node: fx.Node, sizes: Attention) -> tuple[float, bool, bool]:
+        """Factor, order of queries and keys, and layout of the result."""
+        given = arguments(node)
+        scale = number(given["scale"]) or 1 / math.sqrt(sizes.width)
+        return scale, bool(given["is_causal"]), _heads_inside(value(node))
+
+    def module(self, knobs: AttentionKnobs) -> str:
+        """Text of a module that defines `tiled_attention(q, k, v, ..., knobs=ATTENTION_KNOBS)`."""
+        return kernel_text("attention.triton.txt", knobs=asdict(knobs))
+
+    def values(self, kernel: TemplateKernel) -> dict[str, object]:
+        """Values of the places in the caller's text."""
+        return {"tiles": tuple(map(asdict, kernel.choices)), "options": ", ".join(map(repr, kernel.options))}
+
+    def outputs(self, kernel: TemplateKernel, *inputs: torch.Tensor) -> torch.Tensor:
+        """The answers to fake tensors."""
+        q, _, v, *_ = inputs
+        if kernel.options[-1]:
+            batch, heads, queries, _ = q.shape
+            return q.new_empty((batch, queries, heads, v.shape[-1])).transpose(1, 2)
+        return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+    def insert(self, editor: Editor, node: fx.Node, sizes: Attention, kernel: TemplateKernel) -> None:
+        """Put a call of the kernel in the place of a node."""
+        given = arguments(node)
+        operands = [given["query"], given["key"], given["value"]]
+        operands += [given["attn_mask"]] if given["attn_mask"] is not None else []
+        editor.replace(node, editor.call(node, kernel, *operands))
 
 
-def _row_lengths(width: int) -> set[int]:
+def row_lengths(width: int) -> set[int]:
     """Numbers in the rows of the tiles of a float32 head, as the emitted `attention_parts` has it."""
     return {32} if width <= 32 else {64, 32} if 64 < width <= 96 else {64}
 
 
-def alternatives(sizes: Attention) -> tuple[AttentionKnobs, ...]:
-    """Knobs worth a look for a call of these sizes, the default first."""
-    widest = max(sizes.width, sizes.width_v)
-    found: tuple[AttentionKnobs, ...]
-    if sizes.dtype == "float32":
-        found = _NARROW_SPLIT if widest <= 64 else _WIDE_SPLIT
-        # Rows of 32 and of 64 pieces in bfloat16 have two layouts at one address of shared memory. From those ptxas 12.8, of
-        # Triton 3.6.0 and 3.7.1, makes code that reads registers without a value: an illegal access or wrong numbers.
-        if len(_row_lengths(sizes.width) | _row_lengths(sizes.width_v)) > 1:
-            found = tuple(one for one in found if one.precision != "bf16x6")
-    else:
-        found = _NARROW if widest <= 64 else _WIDE if widest <= 128 else _WIDEST
-    # Tiles of 128 queries would leave some of the multiprocessors idle, or be half empty.
-    if sizes.heads * -(-sizes.queries // 128) < MULTIPROCESSORS or sizes.queries <= 64:
-        low = next(one for one in found if one.block_m == 64)
-        return (low, *(one for one in found if one is not low))
-    return found
+def _heads_inside(result: torch.Tensor) -> bool:
+    """Whether a result lies as PyTorch's does for queries whose heads lie side by side, so that merging them is a view."""
+    if result.dim() != 4:
+        return False
+    inner = result.transpose(1, 2)
+    return not result.is_contiguous() and inner.stride() == contiguous_strides(tuple(inner.shape))
 
 
-def emit(knobs: AttentionKnobs) -> str:
-    """Text of a module that defines `tiled_attention(q, k, v, ..., knobs=ATTENTION_KNOBS)`."""
-    return kernel_text("attention.triton.txt", knobs=asdict(knobs))
+ATTENTION = TiledAttention()

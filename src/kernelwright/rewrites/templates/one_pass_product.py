@@ -12,13 +12,16 @@ A product with one column is a sum along each row, in float32.
 
 The emitted module imports torch and triton, and defines `one_pass_product(a, b)`, where `b` holds the *columns* of the right
 operand as rows, as in `split_product`. Any strides are taken. Where K is split the result has the parts along a first
-dimension, so that the kernel that follows can add them on its way. This module itself imports the standard library alone.
+dimension, so that the kernel that follows can add them on its way.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
 
+from kernelwright.rewrites.templates.base import MULTIPROCESSORS, TemplateKernel
+from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
 from kernelwright.rewrites.templates.text import kernel_text
 
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
@@ -29,10 +32,6 @@ LEAST_WORK = 1 << 26
 """Multiply-adds of a product below which a launch takes as long. Our choice."""
 LEAST_COLUMN = 1 << 22
 """Values of a matrix below which its product with one column takes as long as a launch. Our choice."""
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
-SHARED_BYTES = 227 * 1024
-"""Shared memory that a thread block can have on an H100 or H200."""
 MOST_PARTS = 64
 
 
@@ -82,46 +81,58 @@ _COLUMN_TILES = tuple(
 )
 
 
-def refusal(m: int, n: int, k: int, batch: int = 1) -> str | None:
-    """Why the template does not take a product of these sizes; none if it does.
+class OnePassProduct(ProductTemplate[OnePassKnobs]):
+    """Products in one kernel."""
 
-    Args:
-        m: rows of an output.
-        n: columns of an output.
-        k: length of its sums.
-        batch: how many products.
-    """
-    if n == 1:
-        return None if batch * m * k >= LEAST_COLUMN else f"wanted a matrix of at least {LEAST_COLUMN} values"
-    if min(m, n, k) < LEAST_SIDE:
-        return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
-    if batch * m * n * k < LEAST_WORK:
-        return f"wanted at least {LEAST_WORK} multiply-adds, found {batch * m * n * k}"
-    return None
+    technique = "one-pass-product"
+    function: ClassVar = "one_pass_product"
+    caller = "one_pass_product.caller.txt"
+    default = OnePassKnobs()
+
+    def refusal(self, sizes: ProductSizes) -> str | None:
+        """The reason why the kernel does not take a product of these sizes; None if it does."""
+        m, n, k = sizes.m, sizes.n, sizes.k
+        if n == 1:
+            return None if sizes.work >= LEAST_COLUMN else f"wanted a matrix of at least {LEAST_COLUMN} values"
+        if min(m, n, k) < LEAST_SIDE:
+            return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
+        if sizes.work < LEAST_WORK:
+            return f"wanted at least {LEAST_WORK} multiply-adds, found {sizes.work}"
+        return None
+
+    def alternatives(self, sizes: ProductSizes) -> tuple[OnePassKnobs, ...]:
+        """Knobs worth a look for a product of these sizes, the default first."""
+        k = sizes.k
+        if sizes.n == 1:
+            # Some programs on each multiprocessor keep memory busy while others wait for it.
+            programs = sizes.batch * sizes.m // _COLUMN_TILES[0].block_m
+            parts = _slices(_COLUMN_TILES[0], programs, k, 8 * MULTIPROCESSORS)
+            return tuple(dict.fromkeys(replace(tile, split_k=parts) for tile in _COLUMN_TILES))
+        longest = 1 << max(4, (k - 1).bit_length())
+        first = _SHORTEST if k <= 16 else _SHORT if k <= 32 else _LARGE if sizes.work >= _LEAST_LARGE else _SMALL
+        programs = sizes.tiles(first.block_m, first.block_n)
+        parts = _slices(first, programs, k, MULTIPROCESSORS * 8 // first.num_warps)
+        # What follows adds as many parts, whatever the tile.
+        fitting = (replace(tile, block_k=min(tile.block_k, longest), split_k=parts) for tile in (first, *_TILES))
+        return tuple(dict.fromkeys(fitting))
+
+    def module(self, knobs: OnePassKnobs) -> str:
+        """Text of a module that defines `one_pass_product(a, b, knobs=KNOBS)`."""
+        return kernel_text("one_pass_product.triton.txt", knobs=asdict(knobs), least_side=LEAST_SIDE)
+
+    def values(self, kernel: TemplateKernel) -> dict[str, object]:
+        """Values of the places in the caller's text."""
+        return {"tiles": tuple(map(asdict, kernel.choices))}
+
+    def parts(self, kernel: TemplateKernel) -> int:
+        """Slices of K, all choices alike."""
+        return int(kernel.choices[0].split_k)
 
 
-def alternatives(batch: int, m: int, n: int, k: int) -> tuple[OnePassKnobs, ...]:
-    """OnePassKnobs worth a look for a product of these sizes, the default first."""
-    if n == 1:
-        # Some programs on each multiprocessor keep memory busy while others wait for it.
-        first = _filled(_COLUMN_TILES[0], batch * m // _COLUMN_TILES[0].block_m, k, 8 * MULTIPROCESSORS)
-        return tuple(dict.fromkeys(replace(one, split_k=first.split_k) for one in _COLUMN_TILES))
-    longest = 1 << max(4, (k - 1).bit_length())
-    work = batch * m * n * k
-    first = _SHORTEST if k <= 16 else _SHORT if k <= 32 else _LARGE if work >= _LEAST_LARGE else _SMALL
-    programs = batch * -(-m // first.block_m) * -(-n // first.block_n)
-    parts = _filled(first, programs, k, MULTIPROCESSORS * 8 // first.num_warps).split_k
-    # What follows adds as many parts, whatever the tile.
-    fitting = (replace(one, block_k=min(one.block_k, longest), split_k=parts) for one in (first, *_TILES))
-    return tuple(dict.fromkeys(fitting))
-
-
-def _filled(knobs: OnePassKnobs, programs: int, k: int, wanted: int) -> OnePassKnobs:
-    """The same knobs with as many slices of K as give all multiprocessors work, each of four steps or more."""
+def _slices(knobs: OnePassKnobs, programs: int, k: int, wanted: int) -> int:
+    """Slices of K that give all multiprocessors work, each of four steps or more."""
     fitting = [s for s in (2, 4, 8, 16, 32, MOST_PARTS) if programs * s <= wanted and k // s >= 4 * knobs.block_k]
-    return replace(knobs, split_k=max(fitting, default=1))
+    return max(fitting, default=1)
 
 
-def emit(knobs: OnePassKnobs) -> str:
-    """Text of a module that defines `one_pass_product(a, b, knobs=KNOBS)`."""
-    return kernel_text("one_pass_product.triton.txt", knobs=asdict(knobs), least_side=LEAST_SIDE)
+ONE_PASS = OnePassProduct()

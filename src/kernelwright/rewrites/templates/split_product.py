@@ -12,15 +12,34 @@ products accumulated in float32 on tensor cores; `low*low` lies below float32's 
 
 The emitted module imports torch, and triton except in the form `wgmma`. It defines `product(a, b, ...)`, where `a` is
 (..., M, K) and `b` holds the *columns* of the right operand as rows, (N, K) or (batch, N, K): a Linear's weight as it is,
-or `b.mT` of a plain matmul. Any strides are taken. This module itself imports the standard library alone.
+or `b.mT` of a plain matmul. Any strides are taken.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
+import torch
+from torch import fx
+
+from kernelwright.rewrites.graph import (
+    Editor,
+    arguments,
+    aten,
+    is_call,
+    is_tensor,
+    number,
+    operands,
+    packet_of,
+    shape,
+    value,
+)
+from kernelwright.rewrites.templates.base import MULTIPROCESSORS, SHARED_BYTES, Kernels, TemplateKernel
+from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
 from kernelwright.rewrites.templates.text import filled, kernel_text, raw_literal
 
 LEAST_WORK = 1 << 28
@@ -34,8 +53,6 @@ L2_BYTES = 50 << 20
 """Of an H100 or H200."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
-SHARED_BYTES = 227 * 1024
-"""Shared memory that a thread block can have on an H100 or H200."""
 CUDA = ("split_operands.cu", "split_product.cu")
 """Files with the CUDA C++ of the form `wgmma`, which follows the definitions that `cuda_head` writes."""
 FORMS = ("inline", "mixed", "split", "tma", "wgmma")
@@ -104,24 +121,6 @@ class Knobs:
         return sets * self.block_m * self.block_n // (32 * warps)
 
 
-SPACE: dict[str, tuple[object, ...]] = {
-    "form": FORMS,
-    "block_m": (64, 128, 256),
-    "block_n": (64, 128, 256),
-    "block_k": (32, 64, 128),
-    "num_warps": (4, 8, 16),
-    "num_stages": (2, 3, 4, 5),
-    "group": (4, 8, 16),
-    "chunk": (32, 64, 128, 256, 512, 1024),
-    "joint": (True, False),
-    "flat": (True, False),
-    "split_k": (1, 2, 4, 8, 16, 32, 64),
-    "persistent": (False, True),
-    "specialised": (False, True),
-    "cluster": (1, 2),
-    "max_registers": (None, 128),
-}
-"""Values of each knob that are worth a trial."""
 WGMMA_CHOICES = tuple(
     {"block_m": 128, "block_n": n, "block_k": k, "chunk": k, "num_warps": 12, "num_stages": stages, "cluster": c, "group": g}
     for n, k, stages in ((128, 64, 3), (128, 32, 6), (192, 64, 2), (192, 32, 5), (64, 64, 4), (160, 64, 3))
@@ -131,16 +130,12 @@ WGMMA_CHOICES = tuple(
 """Knobs of the form `wgmma` that fit: a block has one warpgroup that loads and two that multiply."""
 
 
-MULTIPROCESSORS = 132
-"""Of an H100 or H200."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeClass:
     """Knobs that were the quickest of a form on products like these.
 
     Attributes:
-        knobs: without `split_k`, which `chosen` adds.
+        knobs: without `split_k`, which depends on the sizes.
         least_tiles: how many tiles of 128 x 128 the output has at least.
         least_n: its columns, at least.
         least_k: length of its sums, at least.
@@ -180,42 +175,6 @@ All have one accumulator and a chunk of one step. What results/2026-11-23-split-
 - Two accumulators take 8 % less time in the form `tma` at 4096 cubed. Their error, measured in the form `split`, is 22 times
   SGEMM's on uniform values.
 """
-
-
-def chosen(form: str, batch: int, m: int, n: int, k: int) -> Knobs:
-    """Knobs for a product of these sizes, by the class of its shape."""
-    tiles = batch * -(-m // 128) * -(-n // 128)
-    knobs = next(
-        one.knobs for one in SHAPE_CLASSES[form] if tiles >= one.least_tiles and n >= one.least_n and k >= one.least_k
-    )
-    return _filling(knobs, batch, m, n, k)
-
-
-def _filling(knobs: Knobs, batch: int, m: int, n: int, k: int) -> Knobs:
-    """The same knobs with as many slices of K as fill the multiprocessors once, each with sums worth a program."""
-    programs = batch * -(-m // knobs.block_m) * -(-n // knobs.block_n)
-    fitting = [s for s in (2, 4, 8, 16, 32, 64) if programs * s <= MULTIPROCESSORS and k // s >= 256]
-    return replace(knobs, split_k=max(fitting, default=1))
-
-
-def alternatives(form: str, batch: int, m: int, n: int, k: int) -> tuple[Knobs, ...]:
-    """Knobs worth a look for a product of these sizes, those of its shape's class first.
-
-    All have one accumulator and a chunk of one step of at most 64, as the defaults have, so that each errs as little.
-    """
-    first = chosen(form, batch, m, n, k)
-    if form == "wgmma":
-        made = (replace(first, **choice) for choice in WGMMA_CHOICES)  # type: ignore[arg-type]
-        fitting = [one for one in made if (one.cluster, one.group) == (first.cluster, first.group)]
-    else:
-        tiles = itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
-        made = (
-            replace(first, block_m=bm, block_n=bn, block_k=bk, chunk=bk, num_warps=warps, num_stages=stages, split_k=1)
-            for bm, bn, bk, warps, stages in tiles
-        )
-        fitting = [*made]
-    filled = (_filling(one, batch, m, n, k) for one in fitting)
-    return tuple(dict.fromkeys((first, *(one for one in filled if unfit(one) is None))))
 
 
 def unfit(knobs: Knobs) -> str | None:
@@ -258,15 +217,6 @@ def _unfit_for_wgmma(knobs: Knobs) -> str | None:
     if knobs.flat or knobs.persistent or knobs.specialised or knobs.max_registers:
         return "wgmma: the kernel is persistent and specialised as it is"
     return None
-
-
-def space(**fixed: object) -> Iterator[Knobs]:
-    """All choices of knobs that fit, with some of them fixed."""
-    names = [field.name for field in fields(Knobs)]
-    for values in itertools.product(*((fixed[name],) if name in fixed else SPACE[name] for name in names)):
-        knobs = Knobs(**dict(zip(names, values, strict=True)))  # type: ignore[arg-type]
-        if unfit(knobs) is None:
-            yield knobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,30 +296,41 @@ MOST_TENSORS = 4
 """Tensors that the epilogue of the form `wgmma` can read."""
 
 
-def refusal(m: int, n: int, k: int, batch: int = 1, dtype: str = "float32", differentiable: bool = False) -> str | None:
-    """Why the template does not take a product of these sizes; none if it does.
+def fragment_of(node: fx.Node, source: fx.Node, name: str) -> tuple[Fragment, fx.Node | None] | None:
+    """How a kernel computes `node` of its own result `source`, and the tensor that it reads; None if it cannot.
 
     Args:
-        m: rows of an output.
-        n: columns of an output.
-        k: length of its sums.
-        batch: how many products.
-        dtype: type of both operands.
-        differentiable: whether gradients flow through the product.
+        node: The reader of the result.
+        source: The result.
+        name: Of the tensor, in the epilogue.
     """
-    if dtype != "float32":
-        return f"wanted float32 operands, found {dtype}"
-    if differentiable:
-        return "the kernel has no backward"
-    if min(m, n, k) < LEAST_SIDE:
-        return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
-    if m * n < LEAST_BREADTH * (m + n) and 4 * batch * (m + n) * k > L2_BYTES:
-        return (
-            f"wanted outputs whose m * n / (m + n) is {LEAST_BREADTH} or more, found {m} x {n}; memory limits the splitting"
-        )
-    if batch * m * n * k < LEAST_WORK:
-        return f"wanted at least {LEAST_WORK} multiply-adds, found {batch * m * n * k}; cuBLAS is as fast"
-    return None
+    if node.op != "call_function" or not is_tensor(node) or packet_of(node) is None:
+        return None
+    if shape(node) != shape(source) or value(node).dtype != torch.float32 or node.all_input_nodes.count(source) != 1:
+        return None
+    given = arguments(node)
+    if is_call(node, aten.relu):
+        return RELU, None
+    if is_call(node, aten.sigmoid):
+        return SIGMOID, None
+    if is_call(node, aten.silu):
+        return SWISH, None
+    if is_call(node, aten.gelu) and given["approximate"] == "none":
+        return GELU, None
+    if is_call(node, aten.leaky_relu):
+        return leaky_relu(float(given["negative_slope"])), None
+    other = operands(node, aten.add, aten.mul)
+    if other is None or sum(item is source for item in other) != 1:
+        return None
+    rest = other[1] if other[0] is source else other[0]
+    factor = number(rest)
+    if is_call(node, aten.mul):
+        return (scale(factor), None) if factor is not None and math.isfinite(factor) else None
+    if not is_tensor(rest) or value(rest).dtype != torch.float32 or not value(rest).is_contiguous():
+        return None
+    if shape(rest) == shape(source)[-1:]:
+        return bias(name), rest
+    return (residual(name), rest) if shape(rest) == shape(source) else None
 
 
 def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
@@ -391,11 +352,6 @@ def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
         registers=", ".join(f"%{i}" for i in range(size)),
         outputs=", ".join(f'"+f"(d[{i}])' for i in range(size)),
     )
-
-
-def cuda_text(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
-    """CUDA C++ of the form `wgmma` for these knobs and this epilogue."""
-    return cuda_head(knobs, epilogue) + kernel_text(*CUDA)
 
 
 def spelled(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), eager: str = "eager") -> str:
@@ -472,3 +428,124 @@ def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LE
             f" and fits({fragment.tensor}, {expected[fragment.shape]})" for fragment in epilogue if fragment.tensor
         ),
     )
+
+
+class SplitProduct(ProductTemplate[Knobs]):
+    """Products whose operands' halves a pass writes to memory first.
+
+    The options of a kernel are the steps of its epilogue, in the form `wgmma` alone; each tensor that they read is a further
+    argument of the function.
+
+    Args:
+        technique: Name of the technique.
+        form: Of the kernel, one of `FORMS`.
+    """
+
+    function: ClassVar = "split_product"
+
+    def __init__(self, technique: str, form: str) -> None:
+        self.technique = technique
+        self.form = form
+        self.needs_nvcc = form == "wgmma"
+        self.caller = "split_product.cuda.caller.txt" if self.needs_nvcc else "split_product.triton.caller.txt"
+        self.default = self.chosen(ProductSizes(m=1024, n=1024, k=1024))
+
+    def refusal(self, sizes: ProductSizes) -> str | None:
+        """The reason why the kernel does not take a product of these sizes; None if it does."""
+        m, n, k = sizes.m, sizes.n, sizes.k
+        if min(m, n, k) < LEAST_SIDE:
+            return f"wanted at least {LEAST_SIDE} rows, columns and length, found {m} x {n} x {k}"
+        if m * n < LEAST_BREADTH * (m + n) and 4 * sizes.batch * (m + n) * k > L2_BYTES:
+            breadth = f"wanted outputs whose m * n / (m + n) is {LEAST_BREADTH} or more, found {m} x {n}"
+            return f"{breadth}; memory limits the splitting"
+        if sizes.work < LEAST_WORK:
+            return f"wanted at least {LEAST_WORK} multiply-adds, found {sizes.work}; cuBLAS is as fast"
+        return None
+
+    def chosen(self, sizes: ProductSizes) -> Knobs:
+        """Knobs for a product of these sizes, by the class of its shape."""
+        tiles = sizes.tiles(128, 128)
+        knobs = next(
+            known.knobs
+            for known in SHAPE_CLASSES[self.form]
+            if tiles >= known.least_tiles and sizes.n >= known.least_n and sizes.k >= known.least_k
+        )
+        return _filling(knobs, sizes)
+
+    def alternatives(self, sizes: ProductSizes) -> tuple[Knobs, ...]:
+        """Knobs worth a look for a product of these sizes, those of its shape's class first.
+
+        All have one accumulator and a chunk of one step of at most 64, as the defaults have, so that each errs as little.
+        """
+        first = self.chosen(sizes)
+        if self.form == "wgmma":
+            every = [replace(first, **choice) for choice in WGMMA_CHOICES]  # type: ignore[arg-type]
+            every = [knobs for knobs in every if (knobs.cluster, knobs.group) == (first.cluster, first.group)]
+        else:
+            every = [
+                replace(first, block_m=bm, block_n=bn, block_k=bk, chunk=bk, num_warps=warps, num_stages=stages, split_k=1)
+                for bm, bn, bk, warps, stages in itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
+            ]
+        fitting = (knobs for knobs in (_filling(one, sizes) for one in every) if unfit(knobs) is None)
+        return tuple(dict.fromkeys((first, *fitting)))
+
+    def identity(self, choices: tuple[Knobs, ...], options: tuple[Any, ...]) -> Hashable:
+        """Equal for products of the same default, which share a function."""
+        return choices[0], options
+
+    def module(self, knobs: Knobs) -> str:
+        """Text of a module that defines `product(a, b)`."""
+        return emit(knobs)
+
+    def prologue(self, kernels: Sequence[TemplateKernel]) -> str:
+        """The module's text, in CUDA C++ without the function at its end: each kernel has its own."""
+        text = super().prologue(kernels)
+        return text.partition("\n\ndef eager(")[0] if self.form == "wgmma" else text
+
+    def values(self, kernel: TemplateKernel) -> dict[str, object]:
+        """Values of the places in the caller's text."""
+        if self.form == "wgmma":
+            return {
+                "tiles": tuple((knobs.split_k, cuda_head(knobs, kernel.options)) for knobs in kernel.choices),
+                "eager": eager_text(kernel.options, f"{kernel.__name__}_eager"),
+                "shapes": tuple(fragment.shape for fragment in kernel.options if fragment.tensor),
+            }
+        every = [asdict(knobs) for knobs in kernel.choices]
+        differing = [key for key, value in every[0].items() if any(knobs[key] != value for knobs in every)]
+        return {"tiles": tuple({key: knobs[key] for key in differing} for knobs in every), "default": every[0]}
+
+    def finish(self, editor: Editor, kernels: Kernels) -> None:
+        """Let kernels in CUDA C++ compute what follows them, as far as each result has one reader."""
+        if self.form != "wgmma":
+            return
+        for node in editor.nodes():
+            kernel = node.target
+            if isinstance(kernel, TemplateKernel) and kernel.template is self:
+                self._absorb(editor, node, kernel, kernels)
+
+    def _absorb(self, editor: Editor, node: fx.Node, kernel: TemplateKernel, kernels: Kernels) -> None:
+        epilogue: tuple[Fragment, ...] = ()
+        tensors: tuple[fx.Node, ...] = ()
+        last = node
+        while len(last.users) == 1 and len(tensors) < MOST_TENSORS:
+            step = fragment_of(next(iter(last.users)), last, f"t{len(tensors)}")
+            if step is None:
+                break
+            fragment, tensor = step
+            epilogue += (fragment,)
+            tensors += (tensor,) if tensor is not None else ()
+            last = next(iter(last.users))
+        if epilogue:
+            call = editor.call(last, kernels.kernel(kernel.choices, epilogue), *node.args, *tensors)
+            editor.replace(last, call)
+
+
+def _filling(knobs: Knobs, sizes: ProductSizes) -> Knobs:
+    """The same knobs with as many slices of K as fill the multiprocessors once, each with sums worth a program."""
+    programs = sizes.tiles(knobs.block_m, knobs.block_n)
+    fitting = [s for s in (2, 4, 8, 16, 32, 64) if programs * s <= MULTIPROCESSORS and sizes.k // s >= 256]
+    return replace(knobs, split_k=max(fitting, default=1))
+
+
+SPLIT_CUDA = SplitProduct("split-product-cuda", "wgmma")
+SPLIT_TRITON = SplitProduct("split-product-triton", "tma")
