@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernelwright.contrastive.sampling.evaluation_cache import EvaluationCache
 from safetensors.torch import save_file
 
+from kernelwright.contrastive.evaluations import EvaluationCache
 from kernelwright.contrastive.prompts import whole_source
 from kernelwright.records import Candidate, RunDirectory
-from tests.contrastive.stages.toys import toy_code, toy_evaluation, toy_task
+from tests.contrastive.toys import toy_code, toy_evaluation, toy_task
 from tests.gpu import stand_in
-from tests.gpu.fakes import faster_by_every_changed_byte
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -261,13 +260,3 @@ def test_legal_schedules_are_executed_and_wrong_outputs_counted(tmp_path, monkey
     monkeypatch.setenv("FAKE_CUDA_WRONG_AT", "9")
     found = sass_execute.execute(tmp_path / "kernels", tmp_path / "wrong", schedules=10, **options)
     assert (found["wrong"], found["faults"], found["bad"][0]["kernel"]) == (1, 0, "softmax")
-
-
-@pytest.mark.exhaustive
-def test_schedules_per_second_are_measured(monkeypatch, row_sum):
-    import sass_throughput
-
-    found = sass_throughput.measure(row_sum, 0.2, check_all=True, factory=faster_by_every_changed_byte)
-    assert found["schedules"] >= 1
-    found = sass_throughput.measure_side_by_side(row_sum, 0.2, 2, factory=faster_by_every_changed_byte)
-    assert found["statuses"] == {"measured": found["measured"]}

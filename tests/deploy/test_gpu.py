@@ -158,7 +158,6 @@ def test_a_kernel_shorter_than_a_launch_costs_the_host_is_told_apart_from_the_ho
 
 
 def test_processes_that_share_the_gpu_all_get_their_turns(tmp_path, monkeypatch):
-    """How much they disturb one another is measured by `benchmarks/sass_throughput.py --side-by-side`."""
     target = load_target("corpus:gemm_leakyrelu", GPU.architecture)
     plan = Plan.steady(40)
     monkeypatch.setenv(TURNS_VARIABLE, str(tmp_path / "turns"))
