@@ -445,7 +445,7 @@ def test_doctor_reports_a_missing_tool_instead_of_failing(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
-    monkeypatch.setattr("kernelwright.gpu.nvcc.TOOLKIT", tmp_path)
+    monkeypatch.setattr("kernelwright.gpu.compilers.TOOLKIT", tmp_path)
     assert not doctor._nvcc().present
     assert not doctor._nvcc_for_sass().present
     assert not doctor._compiler().present
@@ -498,7 +498,7 @@ def test_doctor_tells_the_nvcc_of_candidates_from_that_of_launch_files(tmp_path,
 def test_doctor_and_torch_look_for_nvcc_in_the_same_order(tmp_path, monkeypatch):
     from torch.utils import cpp_extension
 
-    from kernelwright.gpu import nvcc
+    from kernelwright.gpu import compilers
 
     for name in ("home", "path"):
         (tmp_path / name / "bin").mkdir(parents=True)
@@ -510,5 +510,5 @@ def test_doctor_and_torch_look_for_nvcc_in_the_same_order(tmp_path, monkeypatch)
             monkeypatch.setenv("CUDA_HOME", home)
         else:
             monkeypatch.delenv("CUDA_HOME", raising=False)
-        assert nvcc.find_torch_nvcc() == tmp_path / expected / "bin" / "nvcc"
+        assert compilers.find_torch_nvcc() == tmp_path / expected / "bin" / "nvcc"
         assert cpp_extension._find_cuda_home() == str(tmp_path / expected)

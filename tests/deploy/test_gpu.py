@@ -87,7 +87,7 @@ def test_outputs_are_what_numpy_says():
     target = load_target("corpus:row_sum", GPU.architecture)
     launcher = CudaLauncher(target.spec)
     (found,) = launcher.outputs(launcher.load(target.cubin), 5)
-    from kernelwright.gpu.buffers import initial_contents
+    from kernelwright.gpu.launcher import initial_contents
 
     given = next(tensor for tensor in target.spec.tensors if tensor.role == "input")
     rows = np.frombuffer(initial_contents(given, 5), np.float32).reshape(given.shape)

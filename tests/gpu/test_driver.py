@@ -20,10 +20,9 @@ import pytest
 from kernelwright.errors import CudaError, DeviceError
 from kernelwright.gpu import driver
 from kernelwright.gpu import launcher as launcher_module
-from kernelwright.gpu.buffers import initial_contents
 from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
-from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on
+from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on, initial_contents
 from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError, ScheduleFailure, serve
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")

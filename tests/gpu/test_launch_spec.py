@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kernelwright.errors import ConfigError, UsageError
-from kernelwright.gpu.buffers import difference, initial_contents
 from kernelwright.gpu.launch_spec import LaunchSpec, TensorArgument, plain_type, read_launch_file
+from kernelwright.gpu.launcher import difference, initial_contents
 from kernelwright.gpu.target import CORPUS, corpus_specs, load_target, save_target
 from tests.gpu.fakes import SPEC
 

@@ -13,8 +13,8 @@ from kernelwright import sass
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.deploy import Winner, deploy, find_tuned
 from kernelwright.errors import CompilationError, CompilerMissingError, ConfigError, ToolchainError, UsageError
-from kernelwright.gpu import disassemble, installed_disassemblers, nvcc
-from kernelwright.gpu.nvcc import compile_cuda, find_nvcc
+from kernelwright.gpu import disassemble, installed_disassemblers
+from kernelwright.gpu.compilers import NVCC_VARIABLE, compile_cuda, find_nvcc
 from kernelwright.gpu.target import load_target
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
@@ -193,7 +193,7 @@ def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path):
 
 
 def test_without_nvcc(monkeypatch, tmp_path):
-    monkeypatch.setenv(nvcc.ENVIRONMENT_VARIABLE, str(tmp_path / "none"))
+    monkeypatch.setenv(NVCC_VARIABLE, str(tmp_path / "none"))
     with pytest.raises(CompilerMissingError, match="KERNELWRIGHT_NVCC"):
         compile_cuda("", 90)
 

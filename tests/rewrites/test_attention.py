@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.gpu.triton_compiler import CompiledKernel, compile_triton
+from kernelwright.gpu.compilers import CompiledKernel, compile_triton
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.knobs import knobs_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.gpu.compilers import compile_triton
 from kernelwright.records.knobs import fixed, knobs_of
 from kernelwright.rewrites.fusion import groups, one_read, windows
 from kernelwright.rewrites.fusion import triton as triton_printer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.gpu.compilers import compile_triton
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.gpu.compilers import compile_triton
 from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
 from tests.quick import exhaustive_but

@@ -13,8 +13,7 @@ from types import ModuleType
 import pytest
 
 from kernelwright.errors import CompilerMissingError
-from kernelwright.gpu.nvcc import find_nvcc
-from kernelwright.gpu.triton_compiler import compile_triton
+from kernelwright.gpu.compilers import compile_triton, find_nvcc
 from kernelwright.rewrites.templates import base, split_product
 from kernelwright.rewrites.templates.products import ProductSizes
 from kernelwright.rewrites.templates.split_product import Knobs

@@ -110,13 +110,13 @@ def _driver() -> Finding:
 
 
 def _nvcc() -> Finding:
-    from kernelwright.gpu.nvcc import find_torch_nvcc
+    from kernelwright.gpu.compilers import find_torch_nvcc
 
     return _compiler_of("nvcc", find_torch_nvcc, "candidates with CUDA C++ source")
 
 
 def _nvcc_for_sass() -> Finding:
-    from kernelwright.gpu.nvcc import find_nvcc
+    from kernelwright.gpu.compilers import find_nvcc
 
     return _compiler_of("nvcc for sass", find_nvcc, "launch files with CUDA C++ source")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kernelwright.gpu.compilers import ARCHITECTURES, KNOWN_ARCHITECTURES, CompiledKernel, compile_triton
 from kernelwright.gpu.disassembler import Disassembler, disassemble, installed_disassemblers
-from kernelwright.gpu.triton_compiler import ARCHITECTURES, KNOWN_ARCHITECTURES, CompiledKernel, compile_triton
 
 __all__ = [
     "ARCHITECTURES",

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from kernelwright.errors import CompilationError, CompilerMissingError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
+from kernelwright.gpu.compilers import compile_cuda
 from kernelwright.gpu.launch_spec import LAUNCH_SUFFIXES, LaunchFile, Target, read_launch_file
-from kernelwright.gpu.nvcc import compile_cuda
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.sass.code.elf import read_cubin
 

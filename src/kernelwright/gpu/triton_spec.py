@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.errors import UsageError
+from kernelwright.gpu.compilers import compile_triton
 from kernelwright.gpu.launch_spec import Argument, ScalarArgument, Target, TensorArgument, triton_launch
-from kernelwright.gpu.triton_compiler import compile_triton
 
 _SPECIALISED_MULTIPLE = 16
 """Divisor of integers and addresses that Triton promises to the compiler."""

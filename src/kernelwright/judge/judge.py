@@ -16,8 +16,7 @@ import torch
 
 from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError
-from kernelwright.gpu.device_state import device_state, has_room_for
-from kernelwright.gpu.devices import resolve_device
+from kernelwright.gpu.devices import device_state, has_room_for, resolve_device
 from kernelwright.judge.check import guard
 from kernelwright.judge.check.check import CheckResult, check_candidate, check_late
 from kernelwright.judge.check.examiner import Examiner

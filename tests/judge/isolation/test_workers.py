@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernelwright.errors import DeviceError
-from kernelwright.gpu.device_state import has_room_for
+from kernelwright.gpu.devices import has_room_for
 from kernelwright.judge import Judge
 from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.workers import Workers

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kernelwright.errors import DeviceError, TaskError
-from kernelwright.gpu import device_state
+from kernelwright.gpu import devices
 from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
 from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
@@ -832,7 +832,7 @@ def test_a_flush_of_a_gpu_writes_twice_its_cache_and_waits(monkeypatch, l2_mib, 
 
 
 def test_the_state_of_a_processor_is_its_load():
-    assert len(device_state.device_state(CPU)["load_average"].split()) == 3
+    assert len(devices.device_state(CPU)["load_average"].split()) == 3
 
 
 class Driver:
@@ -874,8 +874,8 @@ def second_gpu(monkeypatch):
 
 
 def test_the_state_of_a_gpu_is_what_its_driver_says(monkeypatch, second_gpu):
-    monkeypatch.setattr(device_state, "pynvml", Driver("GPU-uuid-1"))
-    assert device_state.device_state(second_gpu) == {
+    monkeypatch.setattr(devices, "pynvml", Driver("GPU-uuid-1"))
+    assert devices.device_state(second_gpu) == {
         "sm_clock_mhz": 1980,
         "memory_clock_mhz": 3201,
         "temperature_c": 35,
@@ -890,8 +890,8 @@ def test_without_a_driver_nothing_is_known(monkeypatch, second_gpu, reason):
     def fail():
         raise pynvml.NVMLError(reason)
 
-    monkeypatch.setattr(device_state.pynvml, "nvmlInit", fail)
-    assert device_state.device_state(second_gpu) == {}
+    monkeypatch.setattr(devices.pynvml, "nvmlInit", fail)
+    assert devices.device_state(second_gpu) == {}
 
 
 @pytest.mark.parametrize(("sets", "processes", "blocks"), [(17, 2, 3), (17, 3, 6), (1, 1, 2), (5, 1, 2), (0, 2, 3)])

@@ -22,10 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from kernelwright.errors import CudaError, DeviceError, InternalError
-from kernelwright.gpu.buffers import difference
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec
-from kernelwright.gpu.launcher import TURNS_VARIABLE, Launcher, LauncherFactory, cuda_launcher, turn_on_gpu
+from kernelwright.gpu.launcher import TURNS_VARIABLE, Launcher, LauncherFactory, cuda_launcher, difference, turn_on_gpu
 
 START_TIMEOUT_S = 120.0
 _TURN_TIMEOUT_S = 600.0

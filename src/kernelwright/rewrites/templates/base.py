@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import fx
 
 from kernelwright.errors import CompilerMissingError
-from kernelwright.gpu.nvcc import find_torch_nvcc
+from kernelwright.gpu.compilers import find_torch_nvcc
 from kernelwright.rewrites.graph import Editor
 from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import OperatorGraph
