@@ -15,8 +15,7 @@ from typing import Any
 from kernelwright.records import Contract, Evaluation, RunDirectory
 from kernelwright.records.decisions import BASELINE_POLICY, JUDGED, TaskRecords, TaskStatus, confirmed_best
 from kernelwright.records.screened import Screened
-from kernelwright.report.bench_table import BenchEntry, task_results
-from kernelwright.report.standing import standings
+from kernelwright.records.tables import BenchEntry, task_results, task_status
 from kernelwright.rewrites.wrappers import WRAPPERS
 
 THEIRS = "cuda-l1"
@@ -110,7 +109,7 @@ class Run(RunDirectory):
             level = re.search(r"level(\d+)", name)
             sha256 = winner.candidate_sha256 if winner else None
             entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
-        found = standings(self, task_results(self, entries, self.read_json("errors.json") or {}))
+        found = task_status(self, task_results(self, entries, self.read_json("errors.json") or {}))
         return [line | {"run": self.path.name, "gpu": self.gpu} for line in found]
 
     def open_tasks(self) -> set[str]:

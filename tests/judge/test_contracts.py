@@ -10,8 +10,8 @@ from kernelwright.execution.service.queue import resolve
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Verdict
 from kernelwright.records.models import Precision
-from kernelwright.report.bench_table import BenchEntry, _result
-from kernelwright.report.table import bench_table, render_markdown
+from kernelwright.records.tables import BenchEntry, _result, bench_table
+from kernelwright.report.tables import render_markdown
 from tests.judge.snippets import RELU, candidate, task
 from tests.quick import exhaustive_but
 

@@ -17,12 +17,11 @@ from kernelwright.records import Candidate, Reason, RunDirectory, Task
 from kernelwright.records.model_costs import TRANSCRIPT
 from kernelwright.records.scoring import log_ratios
 from kernelwright.records.screened import screened_of
-from kernelwright.report import differences
-from kernelwright.report.html import write_page
+from kernelwright.records.tables import TaskResult, bench_table
+from kernelwright.report.html import CHARACTER_LIMIT, LINE_LIMIT, differing_spans, write_page
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.report.page import times, write_report
 from kernelwright.report.rows import best_of, rows_of
-from kernelwright.report.table import TaskResult, bench_table
 from tests.report.report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
 
 PAYLOADS = (
@@ -368,9 +367,9 @@ def test_without_the_task_in_the_configuration_there_is_no_reference_to_compare_
 
 
 def test_a_text_too_long_to_compare_is_not_compared():
-    assert differences.spans("a\n" * (differences.LINE_LIMIT + 1), "b") is None
-    assert differences.spans("a", "b" * (differences.CHARACTER_LIMIT + 1)) is None
-    assert differences.spans("a\nb", "a\nc") == [("equal", 0, 1, 0, 1), ("replace", 1, 2, 1, 2)]
+    assert differing_spans("a\n" * (LINE_LIMIT + 1), "b") is None
+    assert differing_spans("a", "b" * (CHARACTER_LIMIT + 1)) is None
+    assert differing_spans("a\nb", "a\nc") == [("equal", 0, 1, 0, 1), ("replace", 1, 2, 1, 2)]
 
 
 def test_numbers_that_are_not_finite_do_not_break_the_page(tmp_path):

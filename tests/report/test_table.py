@@ -8,16 +8,8 @@ import pytest
 
 from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, Label, Reason, Verdict
-from kernelwright.report.table import (
-    BEST,
-    TableRow,
-    TaskResult,
-    baseline_table,
-    bench_table,
-    render_markdown,
-    statistics_of,
-    tally,
-)
+from kernelwright.records.tables import BEST, TableRow, TaskResult, baseline_table, bench_table, statistics_of, tally
+from kernelwright.report.tables import render_markdown
 
 
 def accepted(speedup: float | None, *, low: float | None = None, reference_us: float | None = None) -> Evaluation:

@@ -30,8 +30,7 @@ from kernelwright.records.decisions import (
     next_to_judge,
 )
 from kernelwright.records.screened import Screened
-from kernelwright.report.bench_table import BenchEntry, task_results
-from kernelwright.report.standing import standings
+from kernelwright.records.tables import BenchEntry, task_results, task_status
 from kernelwright.search.beside import floor_of, settling_of
 from kernelwright.search.optimize import history_of, nearest_miss
 from kernelwright.search.schedule import TaskState
@@ -273,7 +272,7 @@ def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:
         )
         for entry in suite.entries
     ]
-    lines = standings(run, task_results(run, entries, {}))
+    lines = task_status(run, task_results(run, entries, {}))
     return {
         "lines": short(lines),
         "status": {

@@ -16,7 +16,7 @@ from kernelwright.execution.local import JudgePool
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.models import Precision
-from kernelwright.report.rescore import rescore
+from kernelwright.records.rescore import rescore
 from kernelwright.search import bench as module
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.samples import BarePool

@@ -113,7 +113,7 @@ def as_contract(evaluation: Evaluation, run: Path) -> dict[str, Any]:
 
 def as_text(evaluation: Evaluation, run: Path) -> str:
     """The verdict for a person, one fact a line."""
-    from kernelwright.report.words import near_miss
+    from kernelwright.report.rows import near_miss
 
     lines = [f"verdict      {evaluation.verdict}"]
     if evaluation.reason:

@@ -224,7 +224,7 @@ def comparison_text(beside: BaselineComparison) -> str:
 
 def near_miss_text(evaluation: Evaluation, command: list[str]) -> str:
     """Two lines on a near miss: how far it falls short, and the command, completed here, that would settle it."""
-    from kernelwright.report.words import near_miss
+    from kernelwright.report.rows import near_miss
 
     if evaluation.processes_to_settle is not None:
         command = [*command, "--processes", str(evaluation.processes_to_settle)]

@@ -29,7 +29,7 @@ class RescoreCommand:
     def __call__(self) -> int:
         from kernelwright.errors import UsageError
         from kernelwright.records import RunDirectory, files_of
-        from kernelwright.report.rescore import CONFIRMATIONS, RescoreState, rescore
+        from kernelwright.records.rescore import CONFIRMATIONS, RescoreState, rescore
 
         run_dir = self.run_dir
         names = ("evaluations.jsonl", CONFIRMATIONS, "table.json")

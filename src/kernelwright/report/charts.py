@@ -62,6 +62,17 @@ class RooflinePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class _LinearAxis:
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
 class _LogAxis:
     low: float
     high: float
@@ -120,6 +131,15 @@ def _figure(name: str, title: str, description: str, height: float, body: Sequen
     return Markup(head + "".join(body) + "</svg>")
 
 
+def _grid_kind(value: float) -> str:
+    return "one" if abs(value - 1) < 1e-9 else "grid"
+
+
+def _horizontal_line(kind: str, y: float) -> str:
+    place = _number(y)
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place}" y2="{place}"/>'
+
+
 def _left_text(y: str, words: str) -> str:
     return f'<text class="tick" x="{LEFT - 8}" y="{y}" dy="0.32em" text-anchor="end">{words}</text>'
 
@@ -148,11 +168,9 @@ def search_over_time(marks: Sequence[ChartPoint]) -> Markup:
     x_of = {mark.number: LEFT + 8 + index * step for index, mark in enumerate(marks)}
     body = []
     for value in ticks(axis.low, axis.high):
-        y = _number(axis.at(value))
-        kind = "one" if abs(value - 1) < 1e-9 else "grid"
-        body.append(f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        body.append(_left_text(y, _tick_label(value)))
-    body.append(f'<line class="lane" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{lane - 14}" y2="{lane - 14}"/>')
+        body.append(_horizontal_line(_grid_kind(value), axis.at(value)))
+        body.append(_left_text(_number(axis.at(value)), _tick_label(value)))
+    body.append(_horizontal_line("lane", lane - 14))
     body.append(_left_text(_number(lane), "rejected"))
     body.append(_best_so_far(marks, axis, x_of))
     for mark in marks:
@@ -253,9 +271,8 @@ def _diagonal(across: _LogAxis, up: _LogAxis) -> str:
 def _horizontal_grid(axis: _LogAxis) -> list[str]:
     body = []
     for value in ticks(axis.low, axis.high):
-        y = _number(axis.at(value))
-        body.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        body.append(_left_text(y, _tick_label(value)))
+        body.append(_horizontal_line("grid", axis.at(value)))
+        body.append(_left_text(_number(axis.at(value)), _tick_label(value)))
     return body
 
 
@@ -263,8 +280,7 @@ def _vertical_grid(axis: _LogAxis, bottom: float) -> list[str]:
     body = []
     for value in ticks(axis.low, axis.high):
         x = _number(axis.at(value))
-        kind = "one" if abs(value - 1) < 1e-9 else "grid"
-        body.append(f'<line class="{kind}" x1="{x}" x2="{x}" y1="{TOP}" y2="{_number(bottom)}"/>')
+        body.append(f'<line class="{_grid_kind(value)}" x1="{x}" x2="{x}" y1="{TOP}" y2="{_number(bottom)}"/>')
         body.append(_text_below(x, bottom + 18, _tick_label(value)))
     return body
 
@@ -319,3 +335,25 @@ def _histogram(timed: Sequence[ChartPoint]) -> Markup:
             )
     about_all = f"Histogram of {len(timed)} timed candidates on a logarithmic axis."
     return _figure("spread", "Distribution of speedups", about_all, bottom + 28, body)
+
+
+def best_by_schedules(lines: Sequence[Sequence[tuple[int, float]]]) -> Markup:
+    """Best speedup that each agent of an assembly game has seen, upwards on a linear axis, by schedules measured."""
+    height, bottom = 220.0, 194.0
+    last = max(number for line in lines for number, _ in line) or 1
+    top = 1.0 + max(max(speedup for line in lines for _, speedup in line) - 1.0, 0.001) * 1.1
+    across, up = _LinearAxis(0, last, LEFT, WIDTH - RIGHT), _LinearAxis(1.0, top, bottom, TOP)
+    body = []
+    for share in (0.0, 0.5, 1.0):
+        value = 1.0 + (top - 1.0) * share
+        body.append(_horizontal_line("grid", up.at(value)))
+        body.append(_left_text(_number(up.at(value)), _tick_label(value)))
+    for index, line in enumerate(lines):
+        points = " ".join(f"{_number(across.at(number))},{_number(up.at(speedup))}" for number, speedup in line)
+        body.append(f'<polyline class="line{index}" points="{points}"/>')
+    body.append(f'<text class="tick" x="{LEFT}" y="{_number(height - 6)}">0</text>')
+    body.append(
+        f'<text class="tick" x="{WIDTH - RIGHT}" y="{_number(height - 6)}" text-anchor="end">{last} schedules</text>'
+    )
+    about = "Best speedup seen by each agent against the number of schedules it has measured."
+    return _figure("curve", about, about, height, body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -16,6 +17,13 @@ from markupsafe import Markup
 
 from kernelwright.errors import UsageError
 from kernelwright.files import replace_file
+
+LINE_LIMIT = 3000
+CHARACTER_LIMIT = 300_000
+"""Matching takes quadratic time on repetitive text, and a candidate chooses its own text."""
+
+Span = tuple[str, int, int, int, int]
+"""(tag, first line before, end before, first line after, end after); `tag` as difflib has it."""
 
 
 def fill(
@@ -64,3 +72,13 @@ def flattened(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def differing_spans(before: str, after: str) -> list[Span] | None:
+    """Edits from the lines of `before` to those of `after`; None when a text is too long to compare."""
+    if max(len(before), len(after)) > CHARACTER_LIMIT:
+        return None
+    old, new = before.splitlines(), after.splitlines()
+    if max(len(old), len(new)) > LINE_LIMIT:
+        return None
+    return list(difflib.SequenceMatcher(None, old, new, autojunk=True).get_opcodes())

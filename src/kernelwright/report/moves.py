@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, read_objects
+from kernelwright.report import charts
 from kernelwright.report.html import asset, fill, flattened, write_page
 
 KIND = "sass optimize"
 """`kind` in the `config.json` of such a run."""
 _INSTRUCTION_BYTES = 16
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 600, 220, 64, 14, 14, 26
 _LINES = """
 .chart polyline, .legend .curve { stroke-width: 2; fill: none; }
 .line0 { stroke: var(--improvement); }
@@ -70,7 +68,7 @@ def render_moves(run: RunDirectory) -> str:
         winner=None if winner is None else _with_pairs(winner),
         lessons=_with_losses(winner),
         open_block=_first_to_see(winner),
-        curve=_curve(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
+        curve=charts.best_by_schedules(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
         lines=list(lines),
         facts=_facts(environment, summary),
         record=[*flattened(config), *flattened(environment)],
@@ -97,34 +95,6 @@ def _best_so_far(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
         line.append((points[-1][0], best))
     step = max(1, math.ceil(len(line) / _MOST_POINTS))
     return [*line[:-1:step], line[-1]]
-
-
-def _curve(lines: Sequence[Sequence[tuple[int, float]]]) -> Markup:
-    last = max(point[0] for line in lines for point in line) or 1
-    top = max(point[1] for line in lines for point in line)
-    top = 1.0 + max(top - 1.0, 0.001) * 1.1
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-
-    def place(number: int, speedup: float) -> str:
-        x = _LEFT + width * number / last
-        return f"{x:.1f},{_TOP + height * (1 - (speedup - 1.0) / (top - 1.0)):.1f}"
-
-    body = []
-    for share in (0.0, 0.5, 1.0):
-        value = 1.0 + (top - 1.0) * share
-        y = _TOP + height * (1 - share)
-        body.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        body.append(f'<text class="tick" x="{_LEFT - 8}" y="{y:.1f}" dy="0.32em" text-anchor="end">{value:.4g}×</text>')
-    for index, line in enumerate(lines):
-        points = " ".join(place(*point) for point in line)
-        body.append(f'<polyline class="line{index}" points="{points}"/>')
-    body.append(f'<text class="tick" x="{_LEFT}" y="{_HEIGHT - 6}">0</text>')
-    body.append(f'<text class="tick" x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 6}" text-anchor="end">{last} schedules</text>')
-    about = escape("Best speedup seen by each agent against the number of schedules it has measured.")
-    return Markup(
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="curve-title">'
-        f'<title id="curve-title">{about}</title>{"".join(body)}</svg>'
-    )
 
 
 def _with_pairs(winner: dict[str, Any]) -> dict[str, Any]:

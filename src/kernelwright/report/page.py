@@ -21,9 +21,9 @@ from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_o
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.records.scoring import log_ratios
-from kernelwright.report import charts, differences
-from kernelwright.report.bench_table import beside_winner
-from kernelwright.report.html import asset, fill, flattened, write_page
+from kernelwright.records.tables import comparison_of
+from kernelwright.report import charts
+from kernelwright.report.html import asset, differing_spans, fill, flattened, write_page
 from kernelwright.report.rows import (
     ACCEPTED,
     IMPROVEMENT,
@@ -33,11 +33,13 @@ from kernelwright.report.rows import (
     candidates,
     groups_of,
     matrix,
+    near_miss,
+    roofline_scatter,
     rows_of,
+    screened_section,
+    time_spent,
 )
-from kernelwright.report.screened import screened_section, time_spent
-from kernelwright.report.standing import roofline_scatter, task_table
-from kernelwright.report.words import near_miss
+from kernelwright.report.tables import task_table
 
 LONG_KEYS = ("task_source", "tasks")
 """Keys of `config.json` that the page shows elsewhere or not at all."""
@@ -118,7 +120,7 @@ def _beside(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) 
     """How the winner of a search for one task stands against its baselines."""
     if config.get("kind") != "optimize" or len(groups) != 1 or groups[0].best is None:
         return None
-    return beside_winner(run, groups[0].best.evaluation)
+    return comparison_of(run, groups[0].best.evaluation)
 
 
 def _device(config: dict[str, Any], environment: dict[str, Any], rows: Sequence[EvaluationRow]) -> str:
@@ -147,7 +149,7 @@ def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[
     def against(before: str | None, after: str) -> dict[str, Any] | None:
         if before is None or before == after or not after:
             return None
-        return {"before": index_of(before), "spans": differences.spans(before, after)}
+        return {"before": index_of(before), "spans": differing_spans(before, after)}
 
     details = {}
     for row in rows:

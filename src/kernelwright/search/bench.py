@@ -24,7 +24,7 @@ from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.decisions import BASELINE_POLICY
 from kernelwright.records.models import Precision
-from kernelwright.report.table import CANDIDATE
+from kernelwright.records.tables import CANDIDATE
 from kernelwright.rewrites.baselines import ALL_BASELINES, baseline_source
 from kernelwright.search.bench_summary import BenchResult, summarise
 from kernelwright.tasks.entries import Suite

@@ -12,10 +12,20 @@ from typing import Any
 
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.records import Candidate, Evaluation, RunDirectory
-from kernelwright.report.bench_table import ENTRIES, BenchEntry, table_json, task_results
+from kernelwright.records.tables import (
+    ENTRIES,
+    BenchEntry,
+    TableRow,
+    Tally,
+    baseline_table,
+    bench_table,
+    comparison_of_line,
+    table_json,
+    tally,
+    task_results,
+)
 from kernelwright.report.page import write_report
-from kernelwright.report.standing import beside_of, render_tasks
-from kernelwright.report.table import TableRow, Tally, baseline_table, bench_table, render_markdown, tally
+from kernelwright.report.tables import render_markdown, render_tasks
 from kernelwright.tasks.entries import Suite
 
 DROP_INS = "optimized"
@@ -75,7 +85,7 @@ def hand_out(run: RunDirectory, suite: Suite, winners: Mapping[str, Evaluation],
     shutil.rmtree(run.path / DROP_INS, ignore_errors=True)  # what another look has found to be no faster
     tasks = {entry.task.id: entry.task for entry in suite.entries}
     for line in lines:
-        best, beside = winners.get(line["task"]), beside_of(line)
+        best, beside = winners.get(line["task"]), comparison_of_line(line)
         if best is not None and beside is not None and beside.is_ahead:
             (run.path / DROP_INS).mkdir(exist_ok=True)
             name = re.sub(r"\W+", "_", line["task"])

@@ -42,7 +42,7 @@ from kernelwright.records.decisions import (
 )
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
-from kernelwright.report.bench_table import beside_winner
+from kernelwright.records.tables import comparison_of
 from kernelwright.report.page import write_report
 from kernelwright.search import then_sass
 from kernelwright.search.beside import BaselinesBeside, chosen_baselines
@@ -210,7 +210,7 @@ def _hand_out(run: RunDirectory, task: Task, best: Evaluation | None, has_baseli
     """Write what was confirmed, or what came nearest, and the report; files of an earlier end go."""
     for name in (DROP_IN, NOT_AHEAD, NEAR_MISS):
         (run.path / name).unlink(missing_ok=True)
-    found = beside_winner(run, best) if best is not None else None
+    found = comparison_of(run, best) if best is not None else None
     path: Path | None = None
     if best is not None:
         path = run.path / (DROP_IN if not has_baselines or (found is not None and found.is_ahead) else NOT_AHEAD)

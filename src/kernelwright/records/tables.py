@@ -1,4 +1,4 @@
-"""Computes the table of CUDA-L1 (arXiv 2507.14111) from the results of a bench run, and more statistics.
+"""Computes the table of CUDA-L1 (arXiv 2507.14111) and where each task stands, from the records of a run.
 
 Per level and over all, against each baseline: mean, largest and 75/50/25 % speedup, successes and the number
 above 1.01x. Beside them the geometric mean and fast_p (KernelBench, arXiv 2502.10517), and one more baseline:
@@ -10,21 +10,38 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
 
 import numpy as np
 
 from kernelwright.errors import UsageError
-from kernelwright.records import Contract, Evaluation, Label, Reason, Verdict
-from kernelwright.records.decisions import OVERWRITING, STOCK
+from kernelwright.records import Contract, Evaluation, Label, Reason, RunDirectory, Verdict
+from kernelwright.records.decisions import (
+    BASELINE_POLICY,
+    CUT_SHORT,
+    JUDGED,
+    OVERWRITING,
+    STOCK,
+    BaselineComparison,
+    TaskRecords,
+    TaskStatus,
+    ranked,
+)
+from kernelwright.records.models import Precision
+from kernelwright.records.screened import Screened
 
 REFERENCE = "eager"
 """The baseline that `Evaluation.speedup` is measured against."""
 
 BEST = "best"
 """Fastest baseline of each task that keeps the contract of a drop-in, the reference included."""
+
+ENTRIES = "entries.json"
+"""File with the lines of the table, without which it cannot be computed again."""
 
 CANDIDATE = "candidate"
 """Name of the candidate beside the names of baselines."""
@@ -219,10 +236,6 @@ class TableRow:
     """The same with TF32 allowed in products."""
 
 
-_SECONDS = {"strict": "TF32 off", "tf32_products": "TF32 products"}
-"""Columns of second judgements in another precision, by their fields of a row."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Counts of candidates, without regard to speed."""
@@ -376,105 +389,192 @@ def tally(results: Iterable[TaskResult]) -> Tally:
     )
 
 
-def render_markdown(
-    rows: Sequence[TableRow],
-    counts: Tally | None = None,
-    baselines: Sequence[BaselineRow] = (),
-    *,
-    searched: bool = False,
-) -> str:
-    """The tables as Markdown, that of the candidates once for each variant, terms explained; the tally first.
+@dataclass(frozen=True, slots=True)
+class BenchEntry:
+    """One line of a suite. Two may have one task and different candidates."""
 
-    In a run that searched, a task's candidate is its confirmed winner.
+    task: str
+    task_sha256: str
+    level: int | None
+    candidate_sha256: str | None
+    """None where the suite has no candidate."""
+
+
+def task_results(
+    run: RunDirectory,
+    entries: Sequence[BenchEntry],
+    errors: Mapping[str, str],
+    never_best: frozenset[str] = OVERWRITING,
+) -> list[TaskResult]:
+    """Results of the suite's entries, in order, from the evaluations on disk; `errors` are by task and baseline."""
+    found: dict[str, list[Evaluation]] = {}
+    for evaluation in run.evaluations():
+        found.setdefault(evaluation.task_sha256, []).append(evaluation)
+    own = Precision.of((run.read_json("config.json") or {}).get("settings", {}))
+    failed: dict[str, list[str]] = {}
+    for name in errors:
+        task, _, what = name.rpartition(" ")
+        failed.setdefault(task, []).append(what)
+    results = [_result(entry, found.get(entry.task_sha256, []), own, failed.get(entry.task, ())) for entry in entries]
+    return [replace(result, never_best=never_best) for result in results]
+
+
+def _result(entry: BenchEntry, found: Sequence[Evaluation], own: Precision, failed: Sequence[str]) -> TaskResult:
+    """Baselines' latencies relative to eager's, which is the median over all of the task's evaluations in the run's own
+    precision."""
+    judged = [one for one in found if one.policy != BASELINE_POLICY and one.candidate_sha256 == entry.candidate_sha256]
+    latest = {Precision.of(one.checks): one for one in judged}
+    main = [evaluation for evaluation in found if Precision.of(evaluation.checks) is own]
+    eager_us = [evaluation.reference_us for evaluation in main if evaluation.reference_us is not None]
+    latencies_us: dict[str, float] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    if eager_us:
+        latencies_us["eager"] = median(eager_us)
+        for evaluation in main:
+            if evaluation.policy == BASELINE_POLICY and evaluation.speedup:
+                latencies_us[evaluation.techniques[0]] = latencies_us["eager"] / evaluation.speedup
+                if evaluation.speedup_low and evaluation.speedup_high:
+                    intervals[evaluation.techniques[0]] = (evaluation.speedup_low, evaluation.speedup_high)
+    return TaskResult(
+        entry.task,
+        entry.level,
+        latencies_us,
+        latest.pop(own, None),
+        latest.get(Precision.STRICT),
+        latest.get(Precision.TF32_PRODUCTS),
+        has_candidate=entry.candidate_sha256 is not None,
+        failed=tuple(failed),
+        intervals=intervals,
+    )
+
+
+def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, Any]:
+    """Content of `table.json`."""
+    rows = []
+    for row in bench_table(results):
+        rows.append({**asdict(row), "fast_p": {str(p): share for p, share in row.fast_p.items()}})
+    return {
+        "rows": rows,
+        "tally": asdict(tally(results)),
+        "baselines": [asdict(row) for row in baseline_table(results)],
+        "tasks": task_status(run, results),
+    }
+
+
+def comparison_of(run: RunDirectory, winner: Evaluation) -> BaselineComparison | None:
+    """How a search's winner stands against the baselines of its run; None where none but eager was measured."""
+    entry = BenchEntry(winner.task, winner.task_sha256, None, winner.candidate_sha256)
+    (line,) = task_status(run, task_results(run, [entry], {}))
+    return comparison_of_line(line) if line["baselines"] else None
+
+
+def comparison_of_line(line: Mapping[str, Any]) -> BaselineComparison | None:
+    """From one task's line of `table.json`; None without a winner, or where baselines that were asked for are missing."""
+    if line["vs_best_baseline_interval"] is None or not line["baselines_measured"]:
+        return None
+    low, high = line["vs_best_baseline_interval"]
+    return BaselineComparison(
+        baselines=line["baselines"],
+        best=line["best_baseline"],
+        speedup=line["vs_best_baseline"],
+        low=low,
+        high=high,
+        is_ahead=line["ahead"],
+    )
+
+
+def task_status(run: RunDirectory, results: Sequence[TaskResult]) -> list[dict[str, Any]]:
+    """One line for each task, for programs: `docs/record-format.md` describes the keys."""
+    config = run.read_json("config.json") or {}
+    own: defaultdict[str, list[Evaluation]] = defaultdict(list)
+    measured = set()
+    for one in run.evaluations():
+        if one.policy == BASELINE_POLICY:
+            measured.add(one.task)
+        else:
+            own[one.task].append(one)
+    screened: defaultdict[str, list[Screened]] = defaultdict(list)
+    for estimate in run.screened():
+        screened[estimate.task].append(estimate)
+    searched, cut_short = bool(config.get("policy")), set(run.read_json(CUT_SHORT) or ())
+    asks_for_others = bool(set(config.get("baselines") or ()) - {REFERENCE})
+    lines = []
+    for result in results:
+        if searched:
+            looks = screened[result.task]
+            is_cut_short = any(look.task_sha256 in cut_short for look in looks)
+            records = TaskRecords.of([*looks, *own[result.task]])
+            state = records.status(config.get("judge") or JUDGED, cut_short=is_cut_short)
+        else:
+            state = _judged(result)
+        estimates = ranked(screened[result.task])
+        has_baselines = result.task in measured or not asks_for_others
+        lines.append(
+            _line(result, *state)
+            | {
+                "screened": len(screened[result.task]),
+                "judged": len(own[result.task]),
+                "baselines_measured": has_baselines,
+                "ahead": has_baselines and result.is_ahead(BEST) and state[0] is TaskStatus.WINNER,
+                "estimate": estimates[0].estimate if estimates else None,
+                "roofline": _shares(result, screened[result.task]),
+            }
+        )
+    return lines
+
+
+def _line(result: TaskResult, outcome: TaskStatus, reason: str) -> dict[str, Any]:
+    found = result.evaluation if outcome is TaskStatus.WINNER else None
+    best = result.best
+    return {
+        "task": result.task,
+        "level": result.level,
+        "outcome": outcome.value,
+        "reason": reason,
+        "speedup": found.speedup if found else None,
+        "low": found.speedup_low if found else None,
+        "high": found.speedup_high if found else None,
+        "techniques": list(found.techniques) if found else [],
+        "candidate_sha256": found.candidate_sha256 if found else None,
+        "reference_us": result.baselines_us().get(REFERENCE),
+        "baselines": {name: result.gain(name) for name in result.latencies_us if name != REFERENCE},
+        "best_baseline": best,
+        "best_baseline_speedup": result.gain(best),
+        "best_baseline_interval": result.intervals.get(best),
+        "vs_best_baseline": result.speedup(BEST) if found else None,
+        "vs_best_baseline_interval": result.interval(BEST) if found else None,
+    }
+
+
+def _judged(result: TaskResult) -> tuple[TaskStatus, str]:
+    """TaskStatus for a task whose candidate came with the suite or from the user."""
+    found = result.evaluation
+    if found is None:
+        if CANDIDATE in result.failed:
+            return TaskStatus.NONE, "the task or the machine failed"
+        return (TaskStatus.UNTOUCHED, "not judged yet") if result.has_candidate else (TaskStatus.NONE, "no candidate")
+    if not found.accepted:
+        return TaskStatus.NONE, f"rejected: {found.reason}"
+    return (TaskStatus.WINNER, "") if found.speedup is not None else (TaskStatus.NONE, "not timed")
+
+
+def _shares(result: TaskResult, screened: Sequence[Screened]) -> dict[str, float | None] | None:
+    """The roofline's two times, and the longer one's share of the reference's and the winner's; None if unknown.
+
+    The times are those of moving inputs and outputs once, and of the operations, which older runs did not record.
     """
-    parts = [] if counts is None else [_render_tally(counts, "confirmed winner" if searched else "candidate")]
-    if counts is None or counts.without_candidate < counts.tasks:
-        parts += [
-            "Speedups of the solved tasks; unsolved ones are left out:",
-            _render_rows(rows, filled=False),
-            f"Speedups of all tasks; unsolved ones count as {_times(UNSOLVED_SPEEDUP)}:",
-            _render_rows(rows, filled=True),
-            f"`{BEST}` is the fastest baseline of each task whose outputs the next call leaves alone. fast_p is the share "
-            "of all tasks that are solved and more than p times as fast. Ahead counts tasks whose candidate is certainly "
-            "faster: an improvement whose interval over the baseline lies above 1. Where a baseline was timed in the same "
-            "processes as the candidate, that interval is of paired calls; elsewhere it is as wide as the candidate's and "
-            "the baseline's together. Counts and fast_p are the same in both tables. Columns with a contract's name count "
-            "the candidates that keep it; success is by the contract that decides.",
-        ]
-    if baselines:
-        parts += [f"The baselines themselves against {REFERENCE}, where they run:", _render_baselines(baselines)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _render_baselines(rows: Sequence[BaselineRow]) -> str:
-    heads = ["Baseline", "Tasks", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
-    lines = [_line(heads), _line(["---", *["---:"] * (len(heads) - 1)])]
-    lines += [_line([row.baseline, str(row.ran), *map(_times, _numbers(row.speedups))]) for row in rows]
-    return "\n".join(lines)
-
-
-def _numbers(of: Statistics) -> tuple[float | None, ...]:
-    return (of.mean, of.largest, of.p75, of.p50, of.p25, of.geomean)
-
-
-def _render_rows(rows: Sequence[TableRow], *, filled: bool) -> str:
-    heads = ["Level", "Baseline", "Mean", "Max", "75 %", "50 %", "25 %", "Geomean"]
-    heads += [f"fast_{p:g}" for p in FAST_P]
-    heads += ["Success", f">{ABOVE:g}x", "Ahead"]
-    has_contracts = any(row.contracts is not None for row in rows)
-    if has_contracts:
-        heads += [contract.value for contract in Contract]
-    seconds = [name for name in _SECONDS if not filled and any(getattr(row, name) is not None for row in rows)]
-    for name in seconds:
-        heads += [f"Geomean, {_SECONDS[name]}", f"Success, {_SECONDS[name]}"]
-    lines = [_line(heads), _line(["---", "---", *["---:"] * (len(heads) - 2)])]
-    for row in rows:
-        numbers = _numbers(row.filled if filled else row.solved)
-        cells = ["all" if row.level is None else str(row.level), row.baseline, *map(_times, numbers)]
-        cells += [f"{100.0 * share:.1f} %" for share in row.fast_p.values()]
-        cells += [f"{row.success}/{row.tasks}", f"{row.above}/{row.tasks}", f"{row.ahead}/{row.tasks}"]
-        if has_contracts:
-            cells += ["-" if row.contracts is None else f"{row.contracts[contract]}/{row.tasks}" for contract in Contract]
-        for found in (getattr(row, name) for name in seconds):
-            cells += ["-", "-"] if found is None else [_times(found.geomean), f"{found.count}/{row.tasks}"]
-        lines.append(_line(cells))
-    return "\n".join(lines)
-
-
-def _render_tally(counts: Tally, candidate: str) -> str:
-    tasks = f"{counts.tasks} task{'s' * (counts.tasks != 1)}, {counts.without_candidate} without a {candidate}"
-    if counts.failed:
-        tasks += f", {counts.failed} failed (a fault of the task or of the machine, not of the candidate)"
-    if counts.owed:
-        tasks += f", {counts.owed} not judged yet"
-    if counts.without_candidate == counts.tasks:
-        return f"{tasks}."
-    judged = f"{candidate}s judged" if counts.failed or counts.owed else f"{candidate}s"
-    lines = [
-        f"{tasks}. Of the {judged} {counts.built} build, "
-        f"{counts.accepted} are accepted and {sum(counts.rejected.values())} rejected; {counts.clean} of the accepted are "
-        f"clean drop-ins. {counts.improved} are improvements: the lower end of their interval clears the noise floor."
-    ]
-    if counts.baselines_failed:
-        lines.append(f"Of {counts.baselines_failed} tasks a baseline failed by a fault of the task or of the machine.")
-    if counts.rejected:
-        lines.append("Rejected for " + _counted(counts.rejected) + ".")
-    if counts.labels:
-        lines.append("Labels of the accepted: " + _counted(counts.labels) + ".")
-    return "\n\n".join(lines)
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _times(speedup: float | None) -> str:
-    """Three figures, as CUDA-L1 prints them."""
-    if speedup is None:
-        return "-"
-    decimals = 3 if speedup < 1.0 else 2 if speedup < 10.0 else 1 if speedup < 100.0 else 0
-    return f"{speedup:.{decimals}f}x"
+    known = [one.least_us for one in screened if one.least_us]
+    if not known:
+        return None
+    least_us, found = median(known), result.evaluation
+    counted = [one.operations_us for one in screened if one.operations_us is not None]
+    operations_us = median(counted) if counted else None
+    roofline_us = max(least_us, operations_us or 0.0)
+    reference_us = result.baselines_us().get(REFERENCE)
+    winner_us = found.paired_us if found is not None and found.accepted else None
+    return {
+        "least_us": least_us,
+        "operations_us": operations_us,
+        "reference": roofline_us / reference_us if reference_us else None,
+        "winner": roofline_us / winner_us if winner_us else None,
+    }

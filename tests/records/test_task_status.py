@@ -7,8 +7,7 @@ import pytest
 from kernelwright.records import Candidate
 from kernelwright.records.decisions import TaskRecords, TaskStatus
 from kernelwright.records.screened import Screened, screened_of
-from kernelwright.report.standing import _shares
-from kernelwright.report.table import TaskResult
+from kernelwright.records.tables import TaskResult, _shares
 from tests.report.test_table import accepted
 from tests.samples import TASK
 

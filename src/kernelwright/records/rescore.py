@@ -13,7 +13,7 @@ from kernelwright.records import Evaluation, RunDirectory, read_objects
 from kernelwright.records.decisions import OVERWRITING
 from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.scoring import score, score_ratios
-from kernelwright.report.bench_table import ENTRIES, BenchEntry, table_json, task_results
+from kernelwright.records.tables import ENTRIES, BenchEntry, table_json, task_results
 
 TOLERANCE = 1e-6
 """Relative difference that other versions of numpy and libm may make; our choice."""

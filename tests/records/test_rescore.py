@@ -10,9 +10,9 @@ from kernelwright.cli import main
 from kernelwright.errors import UsageError
 from kernelwright.records import Evaluation, RunDirectory, Scoring, TimingBlock, TimingSeries, Verdict, append_lines, scoring
 from kernelwright.records.intervals import Interval
+from kernelwright.records.rescore import RescoreState, rescore
 from kernelwright.records.scoring import score, score_ratios
-from kernelwright.report.bench_table import ENTRIES, BenchEntry, table_json, task_results
-from kernelwright.report.rescore import RescoreState, rescore
+from kernelwright.records.tables import ENTRIES, BenchEntry, table_json, task_results
 
 
 def timings(speedup=2.0, rival=None):
