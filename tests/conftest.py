@@ -99,7 +99,7 @@ def _little_is_written_to_flush_caches() -> Iterator[None]:
     A virtual machine shows the cache of its host, of hundreds of MiB: to write twice that took nine tenths of a timed
     evaluation. No verdict depends on it. How much is written is tested with the cache itself.
     """
-    from kernelwright.judge.timing import cache
+    from kernelwright.judge.timing import clocks as cache
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache, "last_level_cache_bytes", lambda: 4 << 20)

@@ -17,7 +17,7 @@ from kernelwright.deploy.deploy import read_winner
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
-from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import RunDirectory
 from kernelwright.report.moves import write_moves_report
 from kernelwright.sass import Schedule, check, load, move_from_json

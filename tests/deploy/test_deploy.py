@@ -15,8 +15,7 @@ from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.judge.schedules.confirm import Confirmation, confirm
-from kernelwright.judge.schedules.contained import Plan, ScheduleFailure
+from kernelwright.judge.schedules import Confirmation, Plan, ScheduleFailure, confirm
 from kernelwright.sass.code.identity import code_of, cubin_identity, transplant
 from tests.gpu.fakes import GPU, faster_by_every_changed_byte
 

@@ -27,12 +27,12 @@ from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, CudaLauncher
 from kernelwright.gpu.target import corpus_specs, load_target
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.judge.schedules.confirm import confirm
-from kernelwright.judge.schedules.contained import (
+from kernelwright.judge.schedules import (
     ContainedLauncher,
     Plan,
     ScheduleFailedError,
     ScheduleFailure,
+    confirm,
 )
 from kernelwright.records import Candidate, Task
 from kernelwright.sass.code.identity import code_of

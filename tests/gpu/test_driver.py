@@ -23,7 +23,7 @@ from kernelwright.gpu import launcher as launcher_module
 from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on, initial_contents
-from kernelwright.judge.schedules.contained import ContainedLauncher, Plan, ScheduleFailedError, ScheduleFailure, serve
+from kernelwright.judge.schedules import ContainedLauncher, Plan, ScheduleFailedError, ScheduleFailure, serve
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 VARIABLE = "FAKE_CUDA"

@@ -18,7 +18,7 @@ from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, CudaLauncher
 from kernelwright.gpu.target import load_target
-from kernelwright.judge.schedules.contained import ContainedLauncher, Plan
+from kernelwright.judge.schedules import ContainedLauncher, Plan
 from kernelwright.sass import Schedule, load
 from tests.gpu import stand_in
 from tests.gpu.fakes import SPEC, who_samples_when

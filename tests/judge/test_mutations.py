@@ -23,7 +23,7 @@ from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation import fork_server
 from kernelwright.judge.isolation import side as stage
 from kernelwright.judge.isolation.process import Worker
-from kernelwright.judge.isolation.replies import Described
+from kernelwright.judge.isolation.side import Described
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from kernelwright.deploy.deploy import gpu_of
-from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import TimingBlock
 from kernelwright.records.improvement import PROCESSES_MAX, clears_noise_floor, processes_to_settle
 from kernelwright.records.intervals import upper_bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.judge.schedules import Confirmation
 
 _NUMBERS = ("speedup", "low", "high", "noise_floor", "baseline", "wrong", "processes")
 

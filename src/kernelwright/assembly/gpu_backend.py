@@ -18,7 +18,7 @@ from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import LauncherFactory, cuda_launcher
-from kernelwright.judge.schedules.contained import (
+from kernelwright.judge.schedules import (
     ContainedLauncher,
     Plan,
     ScheduleFailedError,

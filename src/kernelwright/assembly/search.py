@@ -39,7 +39,7 @@ from kernelwright.assembly.testbed import Game
 from kernelwright.deploy.deploy import Winner, write_winner
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.gpu import disassemble
-from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report.moves import KIND, write_moves_report
 from kernelwright.sass import AnyMove, Schedule, check_report, move_to_json

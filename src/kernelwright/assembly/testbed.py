@@ -22,8 +22,7 @@ from kernelwright.gpu import disassemble, driver
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
 from kernelwright.gpu.target import find_target, require_architecture
-from kernelwright.judge.schedules.confirm import CONFIRMING, PROCESSES, Confirmation, ScheduleTrial, confirm
-from kernelwright.judge.schedules.contained import ContainedLauncher
+from kernelwright.judge.schedules import CONFIRMING, PROCESSES, Confirmation, ContainedLauncher, ScheduleTrial, confirm
 from kernelwright.sass import Kernel, Program, Schedule, load
 from kernelwright.sass.code.elf import naming_file
 

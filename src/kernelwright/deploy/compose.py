@@ -28,7 +28,7 @@ from kernelwright.deploy.deploy import Remeasure, confirm_one, gpu_of
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import KernelLaunch, Target
-from kernelwright.judge.schedules.confirm import Confirmation
+from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import Candidate, Task
 from kernelwright.sass import check
 from kernelwright.sass.code.identity import code_of, cubin_identity

@@ -26,7 +26,7 @@ from kernelwright.errors import ConfigError, UsageError
 from kernelwright.gpu import ARCHITECTURES, disassemble
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.launch_spec import LaunchSpec, Target
-from kernelwright.judge.schedules.confirm import Confirmation, confirm
+from kernelwright.judge.schedules import Confirmation, confirm
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
 from kernelwright.sass.code.elf import naming_file, read_cubin

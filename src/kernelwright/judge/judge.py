@@ -24,14 +24,13 @@ from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands, Failed, RejectionError
 from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
 from kernelwright.judge.isolation.process import CallBudget, WorkerError
 from kernelwright.judge.isolation.side import Side
-from kernelwright.judge.isolation.workers import KEPT, Workers
+from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders
 from kernelwright.judge.settings import GIB, Settings
-from kernelwright.judge.timing.cache import CacheFlush
+from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.timing.pairs import time_candidate
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint

@@ -26,8 +26,7 @@ from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import buffer_has_kept_up
 from kernelwright.judge.isolation import side
-from kernelwright.judge.isolation.replies import Described, Output
-from kernelwright.judge.isolation.side import CallOutput
+from kernelwright.judge.isolation.side import CallOutput, Described, Output
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.tasks import INPUT_SETS, bring_to_life

@@ -14,9 +14,9 @@ import pytest
 
 from kernelwright.errors import SandboxError
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.isolation import folder as folder_module
-from kernelwright.judge.isolation.folder import JudgeFolder, remove_left_folders
+from kernelwright.judge.isolation import workers as folder_module
 from kernelwright.judge.isolation.fork_server import session_members
+from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders
 from tests.judge.snippets import RELU, candidate
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.isolation import progress
+from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.gate import DeviceGate
-from kernelwright.judge.isolation.progress import CompilerWatch
+from kernelwright.judge.isolation.process import CompilerWatch
 from kernelwright.judge.worker import serving
 from kernelwright.records import Candidate, Reason
 from tests.judge.isolation.forked import in_child
@@ -37,8 +37,8 @@ class Looks:
         os.set_blocking(asked, False)
         os.set_blocking(asks, False)
         self.asked = asked
-        monkeypatch.setattr(progress, "session_members", lambda pid: list(self.found))
-        monkeypatch.setattr(progress, "_name_and_time", lambda pid: self.found[pid])
+        monkeypatch.setattr(process, "session_members", lambda pid: list(self.found))
+        monkeypatch.setattr(process, "_name_and_time", lambda pid: self.found[pid])
         self.watch = CompilerWatch(7, asks, os.open(self.file, os.O_RDONLY), limit_s=16.0)
 
     def look(self, at_s, found, wrote=""):

@@ -19,9 +19,9 @@ from kernelwright.judge import Settings
 from kernelwright.judge.check.compare import Distance
 from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
 from kernelwright.judge.isolation.process import CallClocks, WorkerError
-from kernelwright.judge.timing import cache, clocks, triple
+from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing import pairs as timing
-from kernelwright.judge.timing.cache import CacheFlush, last_level_cache_bytes
+from kernelwright.judge.timing.clocks import CacheFlush, last_level_cache_bytes
 from kernelwright.judge.timing.triple import PAIRED_BASELINE, SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
@@ -790,7 +790,7 @@ def test_only_what_every_disturbed_call_shows_is_certain():
 
 
 def test_a_flush_writes_something_else_each_time(monkeypatch):
-    monkeypatch.setattr(cache, "last_level_cache_bytes", lambda: 1 << 10)
+    monkeypatch.setattr(clocks, "last_level_cache_bytes", lambda: 1 << 10)
     flush = CacheFlush(CPU)
     values = []
     for _ in range(3):
@@ -811,7 +811,7 @@ def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
         place.mkdir()
         (place / "size").write_text(text + "\n")
     real = Path
-    monkeypatch.setattr(cache, "Path", lambda path: real(tmp_path))
+    monkeypatch.setattr(clocks, "Path", lambda path: real(tmp_path))
     assert last_level_cache_bytes() == size
 
 

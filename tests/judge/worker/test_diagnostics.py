@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from kernelwright.judge import Judge
-from kernelwright.judge.worker.diagnostics import LINES_MAX, first_errors, triton_errors
+from kernelwright.judge.worker.serving import LINES_MAX, first_errors, triton_errors
 from kernelwright.records import Reason
 from tests.judge.snippets import RELU, candidate
 from tests.quick import exhaustive_but

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernelwright.judge.worker.operators import operations_of
-from kernelwright.judge.worker.process_state import global_state, library_functions
+from kernelwright.judge.worker.inspection import global_state, library_functions, operations_of
 
 ROWS, STEPS = 3, 5
 
@@ -115,7 +114,7 @@ def test_counting_does_not_import_the_compiler():
     """A process that compiles nothing would take a second longer to start."""
     text = (
         "import sys, torch\n"
-        "from kernelwright.judge.worker.operators import operations_of\n"
+        "from kernelwright.judge.worker.inspection import operations_of\n"
         "module = torch.nn.Linear(8, 16)\n"
         "assert operations_of(lambda: module(torch.randn(4, 8))) == 1024\n"
         "assert 'torch._dynamo' not in sys.modules\n"

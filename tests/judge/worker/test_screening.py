@@ -13,7 +13,7 @@ from torch.utils import flop_counter
 
 from kernelwright.judge import Settings
 from kernelwright.judge.worker import screening
-from kernelwright.judge.worker.process_state import global_state
+from kernelwright.judge.worker.inspection import global_state
 from kernelwright.judge.worker.screening import ScreeningHarness, product_dtype
 from kernelwright.records import Task
 

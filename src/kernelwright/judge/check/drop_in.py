@@ -18,8 +18,7 @@ from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import CheckFinding
 from kernelwright.judge.check.oracle import Outputs
 from kernelwright.judge.isolation.process import WorkerError
-from kernelwright.judge.isolation.replies import BuiltModule, Described, Inspection, Output
-from kernelwright.judge.isolation.side import CallOutput, Side
+from kernelwright.judge.isolation.side import BuiltModule, CallOutput, Described, Inspection, Output, Side
 from kernelwright.records import Label, Reason
 
 _NUMBERS_DIFFER = 1e-5

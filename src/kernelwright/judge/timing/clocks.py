@@ -3,21 +3,66 @@
 The harness costs the reference and the candidate the same, so that what a candidate's calls take beyond it is time that
 its own clock has not seen. Single requests are noisy; series of calls under one request decide what is charged
 (`kernelwright.records.scoring`).
+
+Before every timed call the last-level cache is emptied.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 
 from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.isolation.process import CallClocks
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason, TimingBlock, TimingSeries
 from kernelwright.records.scoring import charge_of, outside_us, whole_ns
+
+_HOST_MAX_BYTES = 64 << 20
+"""Most of a processor's cache that is emptied. A virtual machine may report the cache of its whole host: to write twice
+260 MB around each call took more than half of an evaluation. Our choice."""
+
+
+class CacheFlush:
+    """Empties the last-level cache by writing twice its size, on a processor at most so many bytes where told."""
+
+    def __init__(self, device: torch.device, host_bytes_max: int | None = None) -> None:
+        self._device = device
+        if device.type == "cuda":
+            size = 2 * torch.cuda.get_device_properties(device).L2_cache_size
+            self._buffer = torch.empty(max(size, 1 << 26), dtype=torch.uint8, device=device)
+        else:
+            size = 2 * last_level_cache_bytes()
+            self._host = np.zeros(size if host_bytes_max is None else min(size, host_bytes_max), dtype=np.uint8)
+        self._round = 0
+
+    def __call__(self) -> float:
+        """Flush and wait; returns the time it took, microseconds."""
+        self._round = (self._round + 1) % 251
+        start_ns = time.perf_counter_ns()
+        if self._device.type == "cuda":
+            self._buffer.fill_(self._round)
+            torch.cuda.synchronize(self._device)
+        else:
+            self._host.fill(self._round)
+        return (time.perf_counter_ns() - start_ns) / 1e3
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the processor's largest cache, at most `_HOST_MAX_BYTES`; 32 MiB where the kernel does not say."""
+    largest = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        largest = max(largest, int(text.rstrip("KM")) * unit)
+    return min(largest, _HOST_MAX_BYTES) if largest else 32 << 20
+
 
 _OWN_SHARE = 0.02
 """Share of the candidate's own latency that may be missing from it: for one that is ten times slower it decides nothing."""

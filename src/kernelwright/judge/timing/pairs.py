@@ -25,8 +25,7 @@ from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
-from kernelwright.judge.timing.cache import CacheFlush
-from kernelwright.judge.timing.clocks import TripleClocks
+from kernelwright.judge.timing.clocks import CacheFlush, TripleClocks
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple, forgiving
 from kernelwright.records import Label, Reason, Scoring
 from kernelwright.records.improvement import clears_noise_floor

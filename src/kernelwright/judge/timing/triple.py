@@ -32,8 +32,7 @@ from kernelwright.judge.check.weights import moved_buffer_findings
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import ALONE_LIMIT_S, SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
-from kernelwright.judge.timing.cache import CacheFlush
-from kernelwright.judge.timing.clocks import CallSamples, TripleClocks
+from kernelwright.judge.timing.clocks import CacheFlush, CallSamples, TripleClocks
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import device_is_full, has_nan
 from kernelwright.tasks.input_sets import InputSet

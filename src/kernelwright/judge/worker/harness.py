@@ -21,10 +21,15 @@ import torch
 from kernelwright.judge.worker.arena import TensorSpec, close_arena, open_arena
 from kernelwright.judge.worker.clocks import DeviceClock as _DeviceClock
 from kernelwright.judge.worker.clocks import HostClock as _HostClock
-from kernelwright.judge.worker.operators import FREE_OPERATORS, operators_of
-from kernelwright.judge.worker.outputs import Delivered, OutputMetadata, aliases_of, walk
-from kernelwright.judge.worker.process_state import WRAPPED_BY_COMPILE, global_state, library_functions, memory_bytes
-from kernelwright.judge.worker.structure import unflatten
+from kernelwright.judge.worker.inspection import (
+    FREE_OPERATORS,
+    WRAPPED_BY_COMPILE,
+    global_state,
+    library_functions,
+    memory_bytes,
+    operators_of,
+)
+from kernelwright.judge.worker.structure import Delivered, OutputMetadata, aliases_of, unflatten, walk
 
 _copy_into = torch.Tensor.copy_
 _detach = torch.Tensor.detach

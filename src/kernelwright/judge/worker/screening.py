@@ -29,15 +29,13 @@ from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Deman
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate
-from kernelwright.judge.isolation.replies import BuiltModule, Described, Output
+from kernelwright.judge.isolation.side import BuiltModule, Described, Output
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
-from kernelwright.judge.timing.cache import CacheFlush
+from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.worker.harness import Harness
-from kernelwright.judge.worker.operators import operations_of, operators_of
-from kernelwright.judge.worker.outputs import OutputMetadata, walk
-from kernelwright.judge.worker.process_state import global_state, library_functions
-from kernelwright.judge.worker.structure import flatten, unflatten
+from kernelwright.judge.worker.inspection import global_state, library_functions, operations_of, operators_of
+from kernelwright.judge.worker.structure import OutputMetadata, flatten, unflatten, walk
 from kernelwright.records import Candidate, Label, Reason, Task
 from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life, device_is_full
 

@@ -12,8 +12,7 @@ from kernelwright.assembly.measurement import Status
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
-from kernelwright.judge.schedules.confirm import Confirmation, confirm
-from kernelwright.judge.schedules.contained import Plan, ScheduleFailure
+from kernelwright.judge.schedules import Confirmation, Plan, ScheduleFailure, confirm
 from kernelwright.sass import Schedule, load
 from tests.gpu.fakes import ORIGINAL_US, SPEC, fake_launcher, faster_by_every_changed_byte, lucky_at_first
 

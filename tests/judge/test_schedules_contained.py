@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.errors import DeviceError
-from kernelwright.judge.schedules.contained import (
+from kernelwright.judge.schedules import (
     ContainedLauncher,
     Plan,
     Ready,
@@ -143,7 +143,7 @@ def test_no_process_is_left_behind():
 def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
     code = (
         "import sys, threading\n"
-        "from kernelwright.judge.schedules.contained import ContainedLauncher\n"
+        "from kernelwright.judge.schedules import ContainedLauncher\n"
         "from tests.gpu.fakes import SPEC, fake_launcher\n"
         "if __name__ == '__main__':\n"
         "    child = ContainedLauncher(SPEC, b'original', fake_launcher, limit_s=100)\n"

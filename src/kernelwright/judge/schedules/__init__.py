@@ -1,1 +1,0 @@
-"""Judges schedules of machine code: runs them contained, compares their outputs, times them."""
