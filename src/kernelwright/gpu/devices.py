@@ -56,7 +56,7 @@ contexts in it. Races of large tasks leave less than a fifth free for half of th
 
 
 def has_room_for(kind: str, device: torch.device) -> bool:
-    """Whether a GPU has enough left for a process of a kind (`WorkerSpec.kept_as`) that only waits."""
+    """True where a GPU has enough left for a process of a kind (`WorkerSpec.kept_as`) that only waits."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return free_bytes >= (_SCARCE_SHARE if kind == "reference" else _AMPLE_SHARE) * total_bytes
 

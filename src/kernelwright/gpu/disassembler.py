@@ -69,7 +69,7 @@ class Disassembler:
         )
 
     def fits(self, cubin: bytes) -> bool:
-        """Whether this nvdisasm prints live ranges for the cubin, under another header if need be."""
+        """True where this nvdisasm prints live ranges for the cubin, under another header if need be."""
         architecture = _architecture(cubin)
         if _is_new_format(cubin):
             return architecture >= _ANY_GENERATION_ARCHITECTURE or self.version[0] >= _NEW_FORMAT_MAJOR
@@ -120,7 +120,7 @@ def installed_disassemblers() -> tuple[Disassembler, ...]:
     Raises:
         DisassemblerMissingError: `KERNELWRIGHT_NVDISASM` names no nvdisasm that runs.
     """
-    found: dict[Path, Disassembler] = {}
+    tools: dict[Path, Disassembler] = {}
     if named := os.environ.get(ENVIRONMENT_VARIABLE):
         chosen = _at(Path(named))
         if chosen is None:
@@ -128,12 +128,12 @@ def installed_disassemblers() -> tuple[Disassembler, ...]:
                 f"wanted the nvdisasm that {ENVIRONMENT_VARIABLE} names, found none that runs at {named}; "
                 "correct or unset it"
             )
-        found[chosen.path] = chosen
+        tools[chosen.path] = chosen
     for path in _candidates():
         tool = _at(path)
         if tool is not None:
-            found.setdefault(tool.path, tool)
-    return tuple(found.values())
+            tools.setdefault(tool.path, tool)
+    return tuple(tools.values())
 
 
 def _at(path: Path) -> Disassembler | None:

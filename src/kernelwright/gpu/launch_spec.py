@@ -120,7 +120,7 @@ class LaunchSpec(_Spec):
     """Dynamic shared memory of a block."""
     arguments: tuple[Argument, ...]
     deterministic: bool = True
-    """Whether two launches on the same inputs give the same bits; then outputs must be equal bit by bit."""
+    """True where two launches on the same inputs give the same bits; then outputs must be equal bit by bit."""
     rtol: float = Field(default=0.0, ge=0)
     """Relative tolerance of a kernel that is not deterministic."""
     atol: float = Field(default=0.0, ge=0)
@@ -128,7 +128,7 @@ class LaunchSpec(_Spec):
     input_sets: int = Field(default=3, ge=1, le=64)
     """Distinct sets of inputs and outputs that timed launches rotate through."""
     cold_l2: bool = False
-    """Whether the level-2 cache is overwritten before each timed launch."""
+    """True where the level-2 cache is overwritten before each timed launch."""
 
     @model_validator(mode="after")
     def _is_possible(self) -> LaunchSpec:

@@ -319,8 +319,8 @@ def difference(spec: LaunchSpec, expected: list[bytes], found: list[bytes]) -> s
         if spec.deterministic:
             differing = int(np.count_nonzero(np.frombuffer(left, np.uint8) != np.frombuffer(right, np.uint8)))
             return f"{differing} of {len(left)} bytes of {tensor.name} differ"
-        one, other = _decode(left, tensor.dtype), _decode(right, tensor.dtype)
-        close = np.isclose(one, other, rtol=spec.rtol, atol=spec.atol, equal_nan=True)
+        wanted, actual = _decode(left, tensor.dtype), _decode(right, tensor.dtype)
+        close = np.isclose(wanted, actual, rtol=spec.rtol, atol=spec.atol, equal_nan=True)
         if not close.all():
             return f"{int(np.count_nonzero(~close))} of {close.size} values of {tensor.name} are out of tolerance"
     return None

@@ -80,9 +80,9 @@ def chosen_tasks(suite: Suite, names: Sequence[str]) -> Suite:
     for name in names:
         place = known.place((name.removesuffix(".py"),))
         if place is None:
-            for one, reason in suite.left_out.items():
-                if one.endswith(f"/{name}") or one == name:
-                    raise TaskError(f"Wanted the task {one}; it is left out, as {reason}. Choose another.")
+            for task_id, reason in suite.left_out.items():
+                if task_id.endswith(f"/{name}") or task_id == name:
+                    raise TaskError(f"Wanted the task {task_id}; it is left out, as {reason}. Choose another.")
             ids = [entry.task.id for entry in suite.entries]
             raise TaskError(
                 f"Wanted tasks of the suite {suite.name}; found {name!r}, which is none of its {len(ids)}, "
@@ -104,7 +104,7 @@ def with_candidates(suite: Suite, path: Path) -> Attached:
         TaskError: a name is of several tasks.
     """
     known = _TaskNames(suite)
-    found: dict[int, Candidate] = {}
+    attached: dict[int, Candidate] = {}
     unknown = []
     if path.is_file() and path.suffix == ".py":
         raise CandidateError(
@@ -117,20 +117,21 @@ def with_candidates(suite: Suite, path: Path) -> Attached:
             unknown.append(shown)
             continue
         candidate = Candidate(source=source, note=shown)
-        if found.setdefault(place, candidate).source != source:
+        if attached.setdefault(place, candidate).source != source:
             raise CandidateError(
-                f"Wanted one candidate for {suite.entries[place].task.id} in {path}; found {found[place].note} and {shown}. "
+                f"Wanted one candidate for {suite.entries[place].task.id} in {path}; "
+                f"found {attached[place].note} and {shown}. "
                 "Judge them in runs of their own: the best of several would have to be measured once more."
             )
-    if not found:
+    if not attached:
         shown = listed(unknown) if unknown else "no candidate at all"
         raise CandidateError(
             f"Wanted candidates in {path}, named as tasks of the suite {suite.name}, such as "
             f"{suite.entries[0].task.id.partition('/')[2] or suite.entries[0].task.id}.py; found {shown}. "
             "Rename them, or check --levels and --only."
         )
-    entries = tuple(replace(suite.entries[place], candidate=found[place]) for place in sorted(found))
-    without = tuple(entry.task.id for place, entry in enumerate(suite.entries) if place not in found)
+    entries = tuple(replace(suite.entries[place], candidate=attached[place]) for place in sorted(attached))
+    without = tuple(entry.task.id for place, entry in enumerate(suite.entries) if place not in attached)
     return Attached(replace(suite, entries=entries), without, tuple(unknown))
 
 
@@ -198,8 +199,8 @@ def _of_lines(path: Path) -> Iterator[tuple[list[str], str, str]]:
     try:
         text = read_regular(path, BINARY_LIMIT_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8 text"
-        raise CandidateError(f"Wanted candidates, one JSON object a line, in {path}; found {found}.") from error
+        reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8 text"
+        raise CandidateError(f"Wanted candidates, one JSON object a line, in {path}; found {reason}.") from error
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"line {number} of {path}"

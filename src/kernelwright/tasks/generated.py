@@ -53,7 +53,7 @@ class Part:
     """Description in the task's docstring."""
     lines: tuple[str, ...]
     """The spelling in the task."""
-    others: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    alternatives: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Other spellings, by technique, the best first; the later ones are right too and gain little or nothing."""
     triton: tuple[str, ...] | None = None
     """The same in Triton on a block `y` of one row, with its `mask`; None where Triton has no such form."""
@@ -133,12 +133,12 @@ def family_tasks(count: int, seed: int = 0) -> list[Task]:
 
 
 def _wastes(parts: Parts) -> bool:
-    """Whether something can be won without leaving PyTorch's operators, or by reading less."""
-    return any(part.others for part in parts) or parts[-1].name == "first-rows"
+    """True where something can be won without leaving PyTorch's operators, or by reading less."""
+    return any(part.alternatives for part in parts) or parts[-1].name == "first-rows"
 
 
 def _is_long(parts: Parts) -> bool:
-    """Whether scores among all rows would be computed for a tall matrix, which takes seconds on a CPU."""
+    """True where scores among all rows would be computed for a tall matrix, which takes seconds on a CPU."""
     return _has_scores(parts) and parts[0].name in ("columns-reversed", "heads-in-loop")
 
 
@@ -240,7 +240,7 @@ _HEAVY_POINTS = (
     "mish",
     "softsign",
 )
-"""Those that take seven passes over memory or more: each task whose source is bound by memory has one."""
+"""Pointwise parts with seven passes over memory or more: each task whose source is bound by memory has one."""
 _TWO_POINTS = 0.4
 """Share of the tasks bound by memory that have a second pointwise part. Our choice."""
 
@@ -269,9 +269,9 @@ def device_bound_tasks(count: int, held_out: int, seed: int = 0, *, miniature: b
     dice.shuffle(pairs)
     known = [pair for pair in pairs if not _new_parts(pair)]
     by_memory = [pair for pair in known if pair[0].name in _MEMORY_SOURCES]
-    others = [pair for pair in known if pair[0].name not in _MEMORY_SOURCES]
+    by_arithmetic = [pair for pair in known if pair[0].name not in _MEMORY_SOURCES]
     # As many of either kind, as long as there are.
-    mixed = [pair for both in itertools.zip_longest(by_memory, others) for pair in both if pair is not None]
+    mixed = [pair for both in itertools.zip_longest(by_memory, by_arithmetic) for pair in both if pair is not None]
     of_part = {name: [pair for pair in pairs if _new_parts(pair) == {name}] for name in (*NEW_SOURCES, *NEW_TAILS)}
     # The new parts in turn, so that each is in as many tasks as any other.
     new = [pair for turn in itertools.zip_longest(*of_part.values()) for pair in turn if pair is not None]
@@ -322,7 +322,7 @@ class Variation:
 
 
 def variations(task: Task, device: str) -> Iterator[Variation]:
-    """Ways to compute a generated task, from a plain copy to kernels for `cuda`; none for others."""
+    """Ways to compute a generated task, from a plain copy to kernels for `cuda`; none for other tasks."""
     parts = _parts(task)
     if parts is None:
         return
@@ -350,11 +350,11 @@ Spelling = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 def _spellings(parts: Parts) -> list[Spelling]:
     """Ways to spell all parts, the task's own first; where there are many, some of them, always the same."""
-    each = [[((), part.lines), *(((name,), lines) for name, lines in part.others.items())] for part in parts]
-    own, *others = itertools.product(*each)
-    if len(others) > MOST_SPELLINGS:
-        others = random.Random("+".join(part.name for part in parts)).sample(others, MOST_SPELLINGS)
-    return [own, *others]
+    each = [[((), part.lines), *(((name,), lines) for name, lines in part.alternatives.items())] for part in parts]
+    own, *alternatives = itertools.product(*each)
+    if len(alternatives) > MOST_SPELLINGS:
+        alternatives = random.Random("+".join(part.name for part in parts)).sample(alternatives, MOST_SPELLINGS)
+    return [own, *alternatives]
 
 
 def _parts(task: Task) -> Parts | None:
@@ -371,8 +371,8 @@ def _kernels(parts: Parts) -> Iterator[Variation]:
         return
     arguments = _arguments(parts)
     pointwise = tuple(line for part in middle for line in part.triton or ())
-    rest = list((list(tail.others.values()) or [tail.lines])[0])
-    for name, first in [*source.others.items(), ("", source.lines)]:
+    rest = list((list(tail.alternatives.values()) or [tail.lines])[0])
+    for name, first in [*source.alternatives.items(), ("", source.lines)]:
         known = (name,) if name else ()
         if pointwise:
             for block in BLOCKS:

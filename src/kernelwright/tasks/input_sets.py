@@ -26,13 +26,13 @@ class InputSet:
     vary: Variation
     catches: str
     integers: bool = False
-    """Whether it is for integer tensors rather than floating ones."""
+    """True for a variation of integer tensors rather than floating ones."""
     truths: bool = False
-    """Whether it is for booleans too, where all of a tensor are alike."""
+    """True for a variation of booleans too, where all of a tensor are alike."""
     layout: bool = False
-    """Whether it changes where elements lie in memory and nothing else."""
+    """True for a change of where elements lie in memory and of nothing else."""
     opposed: bool = False
-    """Whether every second tensor is negated: for inputs with two tensors or more."""
+    """True where every second tensor is negated: for inputs with two tensors or more."""
 
     def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
@@ -45,7 +45,7 @@ class InputSet:
         return [map_tensors(item, vary) for item in inputs]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether inputs with these tensors can be varied so."""
+        """True where inputs with these tensors can be varied so."""
         return not self.opposed or sum(is_inexact(tensor) for tensor in tensors) > 1
 
     def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -56,7 +56,7 @@ class InputSet:
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
-    """Whether its numbers are rounded: floating or complex."""
+    """True where the numbers of a tensor are rounded: floating or complex."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -81,14 +81,14 @@ def parts(x: torch.Tensor) -> list[torch.Tensor]:
 
 def by_parts(x: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A changed copy of the same dtype, whose parts take temporary memory one after another."""
-    found = torch.empty_like(x)
-    for part, target in zip(parts(x), parts(found), strict=True):
+    changed = torch.empty_like(x)
+    for part, target in zip(parts(x), parts(changed), strict=True):
         target.copy_(change(part))
-    return found
+    return changed
 
 
 def has_nan(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether NaN is in any of them. By parts: answers for a whole tensor take a quarter of its memory in float32."""
+    """True where any of them has a NaN. By parts: answers for a whole tensor take a quarter of its memory in float32."""
     return any(bool(torch.stack([part.isnan().any() for part in parts(x)]).any()) for x in tensors if x.is_floating_point())
 
 
@@ -96,7 +96,7 @@ def size_of(x: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
     """Root of the mean square of a tensor with elements, in float64, by parts.
 
     Args:
-        finite: Whether infinity and NaN count as zero.
+        finite: Infinity and NaN count as zero.
     """
     counted = (torch.where(part.isfinite(), part, 0.0) if finite else part for part in parts(x))
     return (torch.stack([part.abs().double().square_().sum() for part in counted]).sum() / x.numel()).sqrt()

@@ -106,7 +106,7 @@ def seed_generators(seed: int) -> None:
 
 
 def device_is_full(error: BaseException) -> bool:
-    """Whether an exception says that a GPU's memory ran out."""
+    """True where an exception says that a GPU's memory ran out."""
     if isinstance(error, torch.AcceleratorError):
         return "out of memory" in str(error)
     # A library that finds no memory for its handle says so in an error of no particular type.

@@ -65,13 +65,13 @@ class _Module:
     origin: str
     """The Python module that it comes from."""
     names: str
-    """What is imported from there: the class first."""
+    """Names that are imported from there: the class first."""
     small: _Size
     """Size of one task."""
     large: _Size
     """Size of the other."""
     arguments: str
-    """What the class is constructed with."""
+    """Arguments of the class's constructor."""
     shape: str = _IMAGES
     call: str = _CALL
     config: str = ""
@@ -164,21 +164,22 @@ MODULES = (
 
 
 CASTS = {"modules": "", "modules-bf16": ".bfloat16()"}
-"""How each suite makes a module and its inputs of its type."""
+"""Text that makes a module and its inputs of each suite's type."""
 
 
 def entries_from_libraries(levels: Sequence[int], suite: str = "modules") -> tuple[list[SuiteEntry], dict[str, str]]:
     """The tasks of the libraries that are installed, and by id why others are left out.
 
     Args:
-        levels: Those to keep; all tasks are of one.
+        levels: Levels to keep; all tasks are of one.
         suite: One of `CASTS`.
 
     Raises:
         TaskError: neither library is installed.
     """
-    missing = {one.library for one in MODULES if importlib.util.find_spec(one.library) is None}
-    if missing.issuperset(one.library for one in MODULES):
+    libraries = {module.library for module in MODULES}
+    missing = {library for library in libraries if importlib.util.find_spec(library) is None}
+    if missing == libraries:
         raise TaskError(
             "Wanted modules of torchvision and transformers; neither is installed. Run pip install 'kernelwright[modules]'."
         )

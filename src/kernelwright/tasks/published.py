@@ -42,14 +42,14 @@ def entries_from_checkout(checkout: Path, levels: Sequence[int]) -> list[SuiteEn
 
     Args:
         checkout: The repository's root, or the folder in it that holds `level1`, `level2`, ...
-        levels: Which levels to read; each must be there.
+        levels: Levels to read; each must be there.
 
     Raises:
         TaskError: there is no such folder or level, or a file in it is not a task.
     """
     if not checkout.is_dir():
-        found = "it is a file" if checkout.exists() else "there is nothing"
-        raise TaskError(f"Wanted a checkout of KernelBench, a folder, at {checkout}; {found}. Check --path.")
+        state = "it is a file" if checkout.exists() else "there is nothing"
+        raise TaskError(f"Wanted a checkout of KernelBench, a folder, at {checkout}; {state}. Check --path.")
     root = checkout / "KernelBench" if (checkout / "KernelBench").is_dir() else checkout
     missing = [level for level in levels if not (root / f"level{level}").is_dir()]
     if missing:
@@ -269,7 +269,7 @@ def entries_from_tasks(checkout: Path, levels: Sequence[int]) -> tuple[list[Suit
 
     Args:
         checkout: The repository's root, or its folder `tasks`.
-        levels: Which levels to read.
+        levels: Levels to read.
 
     Raises:
         TaskError: there is no such folder, or a file in it cannot be read.
@@ -277,10 +277,10 @@ def entries_from_tasks(checkout: Path, levels: Sequence[int]) -> tuple[list[Suit
     root = checkout / "tasks" if (checkout / "tasks").is_dir() else checkout
     folders = list(_folders(root))
     if not folders:
-        found = "there is nothing" if not checkout.exists() else "it is a file" if checkout.is_file() else None
-        found = found or f"found {listed(sorted(path.name for path in root.iterdir())) or 'an empty folder'}"
+        state = "there is nothing" if not checkout.exists() else "it is a file" if checkout.is_file() else None
+        state = state or f"found {listed(sorted(path.name for path in root.iterdir())) or 'an empty folder'}"
         raise TaskError(
-            f"Wanted a checkout of robust-kbench, a folder with tasks/NAME/{_FORWARD}, at {checkout}; {found}. "
+            f"Wanted a checkout of robust-kbench, a folder with tasks/NAME/{_FORWARD}, at {checkout}; {state}. "
             "Point --path at a clone of github.com/SakanaAI/robust-kbench."
         )
     entries: list[SuiteEntry] = []

@@ -27,9 +27,9 @@ def read_source(path: Path, what: str, wrong: type[UsageError] = TaskError, *, m
 
     Args:
         path: The file.
-        what: What it should hold, in words.
-        wrong: What to raise.
-        may_be_empty: Whether an empty file is a text too.
+        what: Its expected content, in words.
+        wrong: The class of error to raise.
+        may_be_empty: Take an empty file as a text too.
 
     Raises:
         UsageError: it is missing, is no regular file, is empty, too large or is not UTF-8 text, or its name is not.
@@ -151,7 +151,7 @@ class _FolderModule:
     file: Path
     """The module's file, relative to the folder."""
     source: str
-    """Its text; empty for a package without `__init__.py`."""
+    """The module's text; empty for a package without `__init__.py`."""
 
 
 def bundled(source: str, folder: Path) -> str:

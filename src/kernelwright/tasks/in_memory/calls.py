@@ -30,7 +30,7 @@ class ModelCall:
     """Text for each tensor and plain value in the result `out`."""
     rebuild: Rebuild
     whole: bool
-    """Whether the result is one tensor."""
+    """True where the result is one tensor."""
 
     @property
     def description(self) -> str:
@@ -115,11 +115,11 @@ def tried(model: nn.Module, sets: Sequence[Inputs]) -> list[ModelCall]:
     """
     name, signature = name_of(model), inspect.signature(model.forward)
     by_form: dict[Any, list[ExampleCall]] = {}
-    calls = [call_of(signature, one, name) for one in sets]
+    calls = [call_of(signature, inputs, name) for inputs in sets]
     device_of(model, calls)
     for call in calls:
         by_form.setdefault(form_of((call.args, call.kwargs), []), []).append(call.copied())
-    found = []
+    tried_calls = []
     for form, examples in by_form.items():
         result = call_untouched(model, examples[0])
         outputs: list[str] = []
@@ -128,8 +128,8 @@ def tried(model: nn.Module, sets: Sequence[Inputs]) -> list[ModelCall]:
             raise ModelError(
                 f"Wanted a tensor among what forward of {name} returns; found a {type(result).__name__} without one."
             )
-        found.append(ModelCall(form, tuple(examples), tuple(outputs), rebuild, isinstance(result, torch.Tensor)))
-    return found
+        tried_calls.append(ModelCall(form, tuple(examples), tuple(outputs), rebuild, isinstance(result, torch.Tensor)))
+    return tried_calls
 
 
 def call_untouched(model: nn.Module, call: ExampleCall) -> Any:
@@ -183,21 +183,21 @@ def _parts(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any
 
 def leaves_of(value: Any) -> list[Any]:
     """Everything in a result that is no container, in reading order."""
-    found = _parts(value)
-    return [value] if found is None else [leaf for _, part in found[0] for leaf in leaves_of(part)]
+    container = _parts(value)
+    return [value] if container is None else [leaf for _, part in container[0] for leaf in leaves_of(part)]
 
 
 def _taken_apart(value: Any, text: str, texts: list[str], model: str) -> Rebuild:
-    """How a result is put together again; the texts that read its leaves go to `texts`."""
+    """Return what puts a result together again; the texts that read its leaves go to `texts`."""
     if isinstance(value, torch.Tensor) or is_plain(value):
         texts.append(text)
         return next
-    found = _parts(value)
-    if found is None or (isinstance(value, dict) and not all(is_plain(key) for key in value)):
+    container = _parts(value)
+    if container is None or (isinstance(value, dict) and not all(is_plain(key) for key in value)):
         raise ModelError(
             f"Wanted tensors, numbers, texts, and lists, tuples, dicts and dataclasses of them from forward of {model}; "
             f"found a {type(value).__name__} in `{text}`. Wrap the model in a module whose forward returns tensors only."
         )
-    parts, make = found
+    parts, make = container
     rebuilds = [_taken_apart(part, text + access, texts, model) for access, part in parts]
     return lambda leaves: make([rebuild(leaves) for rebuild in rebuilds])

@@ -40,7 +40,7 @@ def _shown(value: Any) -> str:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is None, a truth value, a number or a text."""
+    """True for None, a truth value, a number and a text."""
     return value is None or type(value) in (bool, int, float, str)
 
 
@@ -51,27 +51,27 @@ def sets_of(example_inputs: Any) -> list[Inputs]:
         ModelError: there are none.
     """
     if isinstance(example_inputs, list):
-        found = [one for item in example_inputs for one in sets_of(item)]
+        sets = [inputs for item in example_inputs for inputs in sets_of(item)]
     elif isinstance(example_inputs, Inputs):
-        found = [example_inputs]
+        sets = [example_inputs]
     elif isinstance(example_inputs, dict) and all(isinstance(name, str) for name in example_inputs):
-        found = [Inputs(**example_inputs)]
+        sets = [Inputs(**example_inputs)]
     elif isinstance(example_inputs, tuple):
-        found = [Inputs(*example_inputs)]
+        sets = [Inputs(*example_inputs)]
     elif isinstance(example_inputs, torch.Tensor):
-        found = [Inputs(example_inputs)]
+        sets = [Inputs(example_inputs)]
     else:
         raise ModelError(
             "Wanted example_inputs: a tuple of arguments, a dict of keyword arguments, kernelwright.Inputs(x, mask=m), or a "
             f"list of such sets; found {_found(example_inputs)}. For forward(x) write example_inputs=(x,)."
         )
-    empty = [one for one in found if not any(True for _ in tensors_in((one.args, one.kwargs)))]
-    if not found or empty:
+    empty = [inputs for inputs in sets if not any(True for _ in tensors_in((inputs.args, inputs.kwargs)))]
+    if not sets or empty:
         raise ModelError(
             f"Wanted a tensor in every set of example inputs; found {empty[0] if empty else 'no set'}. Give what forward "
             "takes, as example_inputs=(x,)."
         )
-    return found
+    return sets
 
 
 def _found(value: Any) -> str:
@@ -100,7 +100,7 @@ class ExampleCall:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Its tensors in reading order."""
+        """The tensors of the call, in reading order."""
         return list(tensors_in((self.args, self.kwargs)))
 
     def copied(self) -> ExampleCall:
@@ -124,7 +124,7 @@ def call_of(signature: inspect.Signature, inputs: Inputs, model: str) -> Example
         ) from error
     spelling = _Spelling(model)
     values = []
-    plain = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    plain = [parameter.name for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_POSITIONAL]
     for index, value in enumerate(bound.args):
         values.append(spelling.text(value, plain[index] if index < len(plain) else f"argument_{index}"))
     values += [f"{name}={spelling.text(value, name)}" for name, value in bound.kwargs.items()]
@@ -190,7 +190,7 @@ def form_of(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 @dataclass(slots=True)
 class _Drawn:
-    """How one tensor is drawn: its values from a pool, or whole as one of the examples has it."""
+    """Draws one tensor: its values from a pool, or whole as one of the examples has it."""
 
     examples: list[torch.Tensor]
     pool: torch.Tensor | None

@@ -173,7 +173,7 @@ def _is_there(spec: importlib.machinery.ModuleSpec) -> bool:
 
 
 def _unpicklable(model: nn.Module) -> str:
-    """Which attribute of which part cannot be pickled."""
+    """Name the attribute that cannot be pickled, and its part."""
     for path, child in model.named_modules():
         for name, value in vars(child).items():
             if name not in ("_parameters", "_buffers", "_modules"):
