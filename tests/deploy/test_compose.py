@@ -14,14 +14,14 @@ import torch
 from triton.runtime import driver
 
 from kernelwright import sass
-from kernelwright.deploy.compose import capture_candidate, carry, compose
+from kernelwright.deploy.compose import TunedLaunch, capture_candidate, carry, compose
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Candidate, Label, Task
 from tests.deploy.fake_triton import FakeDriver, triple_on_the_host
-from tests.deploy.test_deploy import fails, saying
+from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
 
 pytestmark = pytest.mark.exhaustive
@@ -83,9 +83,14 @@ def retuned(target):
     return schedule.cubin(program)
 
 
+def carried(launch):
+    """A launch with tuned code as a search returns it."""
+    return TunedLaunch(launch, retuned(launch.target), saying(1.05)(launch.target, b""))
+
+
 @pytest.fixture(scope="module")
 def composed(launches):
-    return compose(CANDIDATE, launches, retuned, saying(1.05))
+    return compose(CANDIDATE, [carried(launch) for launch in launches])
 
 
 def test_a_candidates_kernels_are_captured_in_a_process_of_its_own(launches):
@@ -127,7 +132,7 @@ def fake(monkeypatch):
 
 def test_the_composed_candidate_runs_the_tuned_code_after_the_first_launch(launches, composed, fake, tmp_path):
     assert composed.kernels[0].refusal == ""
-    module = load(composed.candidate.source, tmp_path / "composed.py")
+    module = load(composed.source, tmp_path / "composed.py")
     module._gpu_name = lambda: GPU.name
     first, *later = runs(module, fake)
     tuned = sass.load(retuned(launches[0].target), disassemble).kernel()
@@ -138,7 +143,7 @@ def test_the_composed_candidate_runs_the_tuned_code_after_the_first_launch(launc
 
 
 def test_on_another_gpu_it_runs_what_triton_compiles(composed, fake, tmp_path):
-    module = load(composed.candidate.source, tmp_path / "elsewhere.py")
+    module = load(composed.source, tmp_path / "elsewhere.py")
     module._gpu_name = lambda: "Another GPU"
     with pytest.warns(UserWarning, match="another build or GPU"):
         assert len(set(runs(module, fake))) == 1
@@ -164,7 +169,7 @@ def test_damaged_code_is_not_used(launches, fake, tmp_path):
 
 def test_the_composed_candidate_needs_nothing_of_this_package(composed, tmp_path):
     path = tmp_path / "alone.py"
-    path.write_text(composed.candidate.source)
+    path.write_text(composed.source)
     code = (
         "import sys, runpy\n"
         "class Refuse:\n"
@@ -179,40 +184,31 @@ def test_the_composed_candidate_needs_nothing_of_this_package(composed, tmp_path
 
 
 def test_carrying_again_replaces_what_was_carried(composed):
-    again = carry(composed.candidate.source, {"triple": {"1" * 64: {".text.triple": b"y"}}}, "Other")
+    again = carry(composed.source, {"triple": {"1" * 64: {".text.triple": b"y"}}}, "Other")
     assert again.count("install_embedded(globals()") == 1
     assert again.startswith(CANDIDATE.source.rstrip())
     compile(again, "again", "exec")
 
 
 def test_the_judges_static_look_still_sees_a_kernel_of_its_own(composed):
-    assert Label.CUSTOM_KERNEL in static_labels(composed.candidate.source, TASK.source)
+    assert Label.CUSTOM_KERNEL in static_labels(composed.source, TASK.source)
 
 
-@pytest.mark.parametrize(
-    ("tune", "remeasure", "said"),
-    [
-        (lambda target: None, saying(1.05), "nothing faster"),
-        (lambda target: target.cubin, saying(1.05), "nothing faster"),
-        (retuned, saying(1.0), "do not confirm"),
-        (retuned, saying(1.05, "4 of 64 bytes of y differ"), "4 of 64 bytes"),
-        (retuned, fails, "CUDA_ERROR_ILLEGAL_ADDRESS"),
-    ],
-)
-def test_what_is_not_confirmed_is_not_carried(launches, tune, remeasure, said):
-    done = compose(CANDIDATE, launches, tune, remeasure)
-    assert done.candidate is None
-    assert said in done.kernels[0].refusal
+def test_what_got_no_faster_is_not_carried(launches):
+    (launch,) = launches
+    for kernel in (TunedLaunch(launch), TunedLaunch(launch, launch.target.cubin, saying(1.05)(launch.target, b""))):
+        assert kernel.refusal == "nothing faster was found"
+        assert compose(CANDIDATE, [kernel]) is None
 
 
 def test_a_launch_that_cannot_be_described_is_passed_over():
-    done = compose(CANDIDATE, [KernelLaunch("triple", None, "it has clusters", 1)], retuned, saying(1.05))
-    assert done.candidate is None
-    assert done.kernels[0].refusal == "it has clusters"
+    kernel = TunedLaunch(KernelLaunch("triple", None, "it has clusters", 1))
+    assert kernel.refusal == "it has clusters"
+    assert compose(CANDIDATE, [kernel]) is None
 
 
 def test_the_composed_candidate_warns_of_nothing_where_it_fits(composed, fake, tmp_path):
-    module = load(composed.candidate.source, tmp_path / "quiet.py")
+    module = load(composed.source, tmp_path / "quiet.py")
     module._gpu_name = lambda: GPU.name
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -17,7 +17,7 @@ from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.assembly.measurement import Status
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.capture import capture_launches
-from kernelwright.deploy.compose import capture_candidate, compose
+from kernelwright.deploy.compose import TunedLaunch, capture_candidate, compose
 from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import DeviceError
@@ -240,7 +240,12 @@ def test_torch_compiles_kernels_are_captured_deployed_and_used(tmp_path, caplog)
 
 def test_a_composed_candidate_runs_its_tuned_code():
     launches = capture_candidate(Task(id=TASK.id, source=TASK.source), Candidate(source=CANDIDATE.source))
-    composed = compose(CANDIDATE, launches, retuned, taken_for_a_gain)
-    assert composed.candidate is not None, composed.kernels
-    again = capture_candidate(TASK, composed.candidate)
+    tuned = [retuned(launch.target) for launch in launches]
+    kernels = [
+        TunedLaunch(launch, cubin, taken_for_a_gain(launch.target, cubin))
+        for launch, cubin in zip(launches, tuned, strict=True)
+    ]
+    composed = compose(CANDIDATE, kernels)
+    assert composed is not None, [kernel.refusal for kernel in kernels]
+    again = capture_candidate(TASK, composed)
     assert [code_of(launch.target.cubin) for launch in again] == [code_of(retuned(launch.target)) for launch in launches]

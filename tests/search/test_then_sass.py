@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright import cli
-from kernelwright.deploy.compose import Composition, TunedLaunch
+from kernelwright.assembly.search import AssemblyResult
 from kernelwright.errors import DeviceError, TaskError, UsageError
 from kernelwright.gpu.launch_spec import KernelLaunch
+from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import Evaluation, RunDirectory, Task, Verdict
 from kernelwright.records.decisions import is_composed
 from kernelwright.search import then_sass
@@ -57,27 +58,28 @@ class FakePool:
 
 @pytest.fixture
 def composed(monkeypatch):
-    """Every kernel got faster, unless `refusal` says why not."""
-    state = SimpleNamespace(refusal="", tuned=[])
+    """Cubins that the search handed to `compose`."""
+    state = SimpleNamespace(tuned=[])
 
-    def compose(candidate, launches, tune):
-        state.tuned += [tune(SimpleNamespace(spec=SimpleNamespace(name="a/b c"))) for _ in launches]
-        kernels = tuple(TunedLaunch(launch, None, state.refusal) for launch in launches)
+    def compose(candidate, kernels):
+        state.tuned += [kernel.cubin for kernel in kernels]
         carried = candidate.model_copy(update={"source": candidate.source + " tuned"})
-        return Composition(None if state.refusal else carried, kernels)
+        return None if all(kernel.refusal for kernel in kernels) else carried
 
     monkeypatch.setattr(then_sass, "compose", compose)
     return state
 
 
-def play(run, pool, launches=2, said=None):
-    kernels = [KernelLaunch(f"kernel{number}", None, "", 1) for number in range(launches)]
+def play(run, pool, launches=2, said=None, is_faster=True):
+    target = SimpleNamespace(spec=SimpleNamespace(name="a/b c"), cubin=b"original")
+    kernels = [KernelLaunch(f"kernel{number}", target, "", 1) for number in range(launches)]
+    held = Confirmation(1.1, 1.05, 1.15, 0.01, 10.0, None, 6)
     return then_sass.tune_kernels(
         run,
         pool,
         TASK,
         BEST,
-        tune=lambda target, out: str(out.name).encode(),
+        tune=lambda target, out: AssemblyResult(out, {}, *((held, "greedy", out.name.encode()) if is_faster else ())),
         tell=(said if said is not None else []).append,
         capture=lambda task, candidate: kernels,
     )
@@ -122,9 +124,8 @@ def test_what_is_not_better_leaves_the_winner_as_it_was(tmp_path, composed, spee
 
 
 def test_nothing_is_judged_when_no_kernel_got_faster(tmp_path, composed):
-    composed.refusal = "nothing faster was found"
     pool, said = FakePool(), []
-    assert play(RunDirectory(tmp_path), pool, said=said) is BEST
+    assert play(RunDirectory(tmp_path), pool, said=said, is_faster=False) is BEST
     assert "kernel1: nothing faster was found" in said
     assert play(RunDirectory(tmp_path), pool, launches=0) is BEST
     assert pool.asked == []

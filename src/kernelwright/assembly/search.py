@@ -94,14 +94,17 @@ class GameSettings:
 
 @dataclass(frozen=True, slots=True)
 class AssemblyResult:
-    """Outcome of tuning one kernel: the run directory, the contents of `summary.json`, and the winner's re-measurement and
-    agent, None when nothing held.
-    """
+    """Outcome of tuning one kernel."""
 
     run: Path
-    best: Confirmation | None
-    agent: str | None
     summary: dict[str, Any]
+    """Content of `summary.json`."""
+    best: Confirmation | None = None
+    """The winner's re-measurement; None where no schedule held."""
+    agent: str | None = None
+    """Agent that found it."""
+    tuned: bytes | None = None
+    """The winner, proven to be a legal re-schedule."""
 
 
 Tell = Callable[[str], None]
@@ -132,8 +135,8 @@ def optimize_kernel(
     search.run.write_json("summary.json", summary)
     write_moves_report(search.run, search.run.path / "report.html")
     if chosen is None:
-        return AssemblyResult(search.run.path, None, None, summary)
-    return AssemblyResult(search.run.path, chosen.verdict, chosen.agent, summary)
+        return AssemblyResult(search.run.path, summary)
+    return AssemblyResult(search.run.path, summary, chosen.verdict, chosen.agent, chosen.schedule.cubin(game.program))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Tunes the Triton kernels of an accepted candidate, and lets the candidate carry the result.
+"""Lets an accepted candidate carry tuned code for its Triton kernels.
 
     launches = capture_candidate(task, candidate)            # on a GPU
-    composed = compose(candidate, launches, tune=search, remeasure=confirm_one)
+    composed = compose(candidate, [TunedLaunch(launch, cubin, confirmation) for launch in launches])
 
 The composed candidate is a module like any other: it defines `ModelNew`, needs nothing of this package, and runs what Triton
 compiles wherever the tuned code does not fit. It is to be judged like any other, too.
@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.deploy.deploy import Remeasure, confirm_one, gpu_of
+from kernelwright.deploy.deploy import gpu_of
 from kernelwright.errors import DeviceError
-from kernelwright.gpu import disassemble
-from kernelwright.gpu.launch_spec import KernelLaunch, Target
+from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import Candidate, Task
-from kernelwright.sass import check
 from kernelwright.sass.code.identity import code_of, cubin_identity
 
 CAPTURE_TIMEOUT_S = 300.0
@@ -41,55 +39,35 @@ _MARK = "# Below: machine code tuned for the Triton kernels above, and what puts
 
 @dataclass(frozen=True, slots=True)
 class TunedLaunch:
-    """Outcome of tuning one kernel.
-
-    Attributes:
-        confirmation: re-measurement in fresh processes; None when nothing was found or it is not legal.
-        refusal: why the original stays; empty when the tuned code is carried.
-    """
+    """A launch of a candidate, and what tuning its kernel gave."""
 
     launch: KernelLaunch
-    confirmation: Confirmation | None
-    refusal: str = ""
+    cubin: bytes | None = None
+    """Schedule that is proven legal and confirmed to be faster; None where there is none."""
+    confirmation: Confirmation | None = None
+    """Its re-measurement in fresh processes."""
+
+    @property
+    def refusal(self) -> str:
+        """Reason why the original stays; empty where the tuned code is carried."""
+        if self.launch.target is None:
+            return self.launch.reason
+        if self.cubin is None or self.cubin == self.launch.target.cubin or self.confirmation is None:
+            return "nothing faster was found"
+        return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """A candidate that carries tuned code, None when no kernel got faster, and the outcome of each kernel."""
-
-    candidate: Candidate | None
-    kernels: tuple[TunedLaunch, ...]
-
-
-Tuner = Callable[[Target], bytes | None]
-"""Plays the game on a target and returns the best cubin it found, or None."""
-
-
-def compose(
-    candidate: Candidate, launches: Sequence[KernelLaunch], tune: Tuner, remeasure: Remeasure = confirm_one
-) -> Composition:
-    """Tune a candidate's kernels one after another and let it carry those that are confirmed to be faster.
-
-    Args:
-        launches: its launches; see `capture_candidate`.
-        remeasure: times a result again in fresh processes.
-
-    Raises:
-        ToolchainError: no fitting disassembler.
-        DeviceError: the machine is at fault.
-    """
-    done = []
+def compose(candidate: Candidate, kernels: Sequence[TunedLaunch]) -> Candidate | None:
+    """The candidate with the tuned code of its kernels; None where no kernel got faster."""
     carried: dict[str, dict[str, dict[str, bytes]]] = {}
     gpu = ""
-    for launch in launches:
-        found, tuned = _tuned(launch, tune, remeasure)
-        done.append(found)
-        if tuned is not None and launch.target is not None and found.confirmation is not None:
-            carried.setdefault(launch.function, {})[cubin_identity(launch.target.cubin)] = code_of(tuned)
-            gpu = gpu_of(found.confirmation).name
-    if not carried:
-        return Composition(None, tuple(done))
-    return Composition(candidate.model_copy(update={"source": carry(candidate.source, carried, gpu)}), tuple(done))
+    for kernel in kernels:
+        target, cubin, confirmation = kernel.launch.target, kernel.cubin, kernel.confirmation
+        if kernel.refusal or target is None or cubin is None or confirmation is None:
+            continue
+        carried.setdefault(kernel.launch.function, {})[cubin_identity(target.cubin)] = code_of(cubin)
+        gpu = gpu_of(confirmation).name
+    return candidate.model_copy(update={"source": carry(candidate.source, carried, gpu)}) if carried else None
 
 
 def carry(source: str, tuned: Mapping[str, Mapping[str, Mapping[str, bytes]]], gpu: str) -> str:
@@ -150,21 +128,6 @@ def capture_candidate(
         raise DeviceError(f"wanted the launches of the candidate, found: {answer}; evaluate it first")
     launches: list[KernelLaunch] = answer
     return launches
-
-
-def _tuned(launch: KernelLaunch, tune: Tuner, remeasure: Remeasure) -> tuple[TunedLaunch, bytes | None]:
-    if launch.target is None:
-        return TunedLaunch(launch, None, launch.reason), None
-    tuned = tune(launch.target)
-    if tuned is None or tuned == launch.target.cubin:
-        return TunedLaunch(launch, None, "nothing faster was found"), None
-    violations = check(launch.target.cubin, tuned, disassemble)
-    if violations:
-        return TunedLaunch(launch, None, f"not a legal schedule: {violations[0]}"), None
-    confirmation = remeasure(launch.target, tuned)
-    if not confirmation.is_improvement:
-        return TunedLaunch(launch, confirmation, confirmation.wrong or "fresh processes do not confirm an improvement"), None
-    return TunedLaunch(launch, confirmation), tuned
 
 
 def _capture(connection: Any, task: str, candidate: str, device: str, prepare: Callable[[], None] | None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from kernelwright.deploy.compose import capture_candidate, compose
+from kernelwright.assembly.search import AssemblyResult, GameSettings, optimize_kernel
+from kernelwright.assembly.testbed import open_game
+from kernelwright.deploy.compose import TunedLaunch, capture_candidate, compose
 from kernelwright.errors import DeviceError, KernelwrightError
 from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import Job
@@ -16,7 +17,7 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.decisions import TUNED_SCHEDULE, is_composed
 
 Capture = Callable[[Task, Candidate], list[KernelLaunch]]
-Tune = Callable[[Target, Path], bytes | None]
+Tune = Callable[[Target, Path], AssemblyResult]
 Tell = Callable[[str], None]
 
 
@@ -41,7 +42,7 @@ def tune_kernels(
         pool: Judges.
         task: What is sped up.
         best: The confirmed winner.
-        tune: Plays the game on one kernel in a directory; returns the best cubin or None.
+        tune: Plays the game on one kernel in a directory; its winner is proven and confirmed.
         tell: Told about progress.
         capture: Finds the kernels that a candidate launches.
         rival: Baseline to time beside the confirmation, where one is known by then.
@@ -81,28 +82,27 @@ def _compose(run: RunDirectory, task: Task, winner: Candidate, tune: Tune, captu
     if not launches:
         tell("the winner launches no Triton kernel; nothing to tune")
         return None
-    numbers = itertools.count()
-    composition = compose(winner, launches, lambda target: tune(target, _folder(run, next(numbers), target)))
-    for one in composition.kernels:
-        tell(f"{one.launch.function}: {one.refusal or 'a faster schedule holds in fresh processes'}")
-    if composition.candidate is None:
+    kernels = []
+    for number, launch in enumerate(launches):
+        kernel = TunedLaunch(launch)
+        if launch.target is not None:
+            result = tune(launch.target, _folder(run, number, launch.target))
+            kernel = TunedLaunch(launch, result.tuned, result.best)
+        tell(f"{launch.function}: {kernel.refusal or 'a faster schedule holds in fresh processes'}")
+        kernels.append(kernel)
+    composed = compose(winner, kernels)
+    if composed is None:
         return None
-    return composition.candidate.model_copy(
-        update={"techniques": (*winner.techniques, TUNED_SCHEDULE), "parent": winner.sha256}
-    )
+    return composed.model_copy(update={"techniques": (*winner.techniques, TUNED_SCHEDULE), "parent": winner.sha256})
 
 
 def play_with(agent: str, budget: int, seed: int) -> Tune:
     """A `Tune` that lets one agent play on the GPU; raises UsageError where there is no such agent."""
-    from kernelwright.assembly.search import GameSettings, optimize_kernel
-    from kernelwright.assembly.testbed import open_game
-
     settings = GameSettings((agent,), budget, seed)
 
-    def tune(target: Target, out: Path) -> bytes | None:
+    def tune(target: Target, out: Path) -> AssemblyResult:
         with open_game(target) as game:
-            result = optimize_kernel(game, out=out, settings=settings)
-        return (out / "tuned.cubin").read_bytes() if result.best is not None else None
+            return optimize_kernel(game, out=out, settings=settings)
 
     return tune
 
