@@ -19,8 +19,10 @@ from kernelwright.records import Label, Task
 from kernelwright.records.knobs import knobs_of
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit, templates
-from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop, _recipe_of
-from kernelwright.rewrites.order.gains import Order
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.passes import AttentionPass, FusionPass, RulesPass, stored_recipe
+from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import attention, base
 from kernelwright.rewrites.templates.attention import ATTENTION, Attention, AttentionKnobs
@@ -401,13 +403,14 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "LEAST_WORK", 1)
 
 
-def workshop_of(text: str) -> Workshop:
-    return Workshop.open(Task(id="sample", source=text), "cuda")
+def context_of(text: str) -> TaskContext:
+    return TaskContext.open(Task(id="sample", source=text), "cuda")
 
 
 PRODUCTS = [template.technique for template in templates.PRODUCTS]
 ALWAYS = frozenset(rule.name for rule in RULES if rule.always)
-RECIPE = Recipe(ALWAYS, fuse="all", attention=True)
+ALONE = Recipe((RulesPass.always(), AttentionPass()))
+RECIPE = ALONE.plus(FusionPass(single=True))
 
 
 @needs_triton
@@ -415,10 +418,10 @@ RECIPE = Recipe(ALWAYS, fuse="all", attention=True)
     "name", exhaustive_but(TAKEN, "the operator", "softmax of products", "a mask that is state", "an added mask", "float16")
 )
 def test_an_attention_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
-    made = workshop_of(TAKEN[name]).build(Recipe(ALWAYS, attention=True))
+    made = context_of(TAKEN[name]).build(ALONE)
     assert made is not None
     assert made.techniques[-1] == ATTENTION.technique
-    assert _recipe_of(made.techniques).attention
+    assert stored_recipe(made.effect.stored).get(AttentionPass)
     before, class_new, forward = made.source.partition("class ModelNew")
     assert forward.count("tiled_attention_0(") == 1
     assert "softmax" not in forward
@@ -430,7 +433,7 @@ def test_an_attention_is_replaced_by_one_that_is_equal(name, any_size, tmp_path)
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_calls_are_left_alone(name, any_size):
-    assert workshop_of(OTHERS[name]).build(RECIPE) is None
+    assert context_of(OTHERS[name]).build(RECIPE) is None
 
 
 def test_dropout_leaves_evaluation_mode_its_kernel(any_size):
@@ -447,7 +450,7 @@ def test_dropout_leaves_evaluation_mode_its_kernel(any_size):
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(TAKEN, "a mask that is state"))
 def test_an_interpreted_candidate_equals_the_reference(name, any_size, tmp_path):
-    made = workshop_of(TAKEN[name]).build(RECIPE)
+    made = context_of(TAKEN[name]).build(RECIPE)
     assert made is not None
     script = """
     import sys, torch
@@ -515,7 +518,7 @@ def test_the_policy_proposes_it_alone_and_beside_split_products(monkeypatch):
 
 
 def test_a_candidate_says_what_it_is_and_declares_its_knobs():
-    made = workshop_of(BLOCK).build(RECIPE)
+    made = context_of(BLOCK).build(RECIPE)
     assert made is not None
     compile(made.source, "candidate", "exec")
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(made.source, BLOCK)
@@ -527,4 +530,4 @@ def test_a_candidate_says_what_it_is_and_declares_its_knobs():
 def test_its_names_are_no_other_templates_and_no_tasks():
     text = ATTENTION.module(AttentionKnobs())
     assert not any(templates.clash(template, text) for template in templates.PRODUCTS)
-    assert workshop_of(BLOCK + "\nclass attend:\n    pass\n").build(RECIPE) is None
+    assert context_of(BLOCK + "\nclass attend:\n    pass\n").build(RECIPE) is None

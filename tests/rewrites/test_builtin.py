@@ -14,7 +14,7 @@ from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.order.gains import Order
+from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.rules import RULES, Rule
 from kernelwright.rewrites.tracing import load
 from tests.quick import exhaustive_but
@@ -44,6 +44,7 @@ def evaluated(candidate: Candidate, speedup: float | None) -> Evaluation:
         speedup_low=speedup,
         policy=candidate.policy,
         techniques=candidate.techniques,
+        passes=candidate.passes,
         source=candidate.source,
     )
 
@@ -244,7 +245,7 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
         raise ValueError("no such thing")
 
     rules = tuple(Rule(name=rule.name, apply=broken) if rule.name == "remove-noops" else rule for rule in RULES)
-    monkeypatch.setattr("kernelwright.rewrites.builtin.RULES", rules)
+    monkeypatch.setattr("kernelwright.rewrites.passes.RULES", rules)
     first = BuiltinPolicy().propose(context(SUM), 1)[0]
     assert first.techniques == ("merge-constants", "push-reduction-through-product")
     assert "rule remove-noops: ValueError: no such thing" in first.note

@@ -13,9 +13,10 @@ from kernelwright.gpu.compilers import compile_triton
 from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
-from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
-from kernelwright.rewrites.order.gains import Order
-from kernelwright.rewrites.rules import RULES
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.passes import FusionPass, ProductPass, RulesPass
+from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.templates import base, one_pass_product
 from kernelwright.rewrites.templates.one_pass_product import ONE_PASS, OnePassKnobs
 from kernelwright.rewrites.templates.products import ProductSizes
@@ -128,8 +129,8 @@ def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch)
 def test_the_kernel_that_follows_adds_the_slices_of_k(tmp_path):
     forward = "return torch.tanh(self.f(a) * 2.0)"
     text = task_text(forward, "torch.randn(128, 1024)", "self.f = nn.Linear(1024, 512)")
-    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), fuse="all", product=ONE_PASS.technique)
-    built = Workshop.open(Task(id="sample", source=text), "cuda").build(recipe)
+    recipe = Recipe((RulesPass.always(), ProductPass(ONE_PASS.technique), FusionPass(single=True)))
+    built = TaskContext.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None
     before, class_new, rest = built.source.partition("class ModelNew")
     assert len(re.findall(r"one_pass_product_0|fused_0|torch\.", rest.partition("super().forward")[2])) == 2

@@ -14,8 +14,7 @@ from kernelwright.records import Candidate, RunDirectory, Task
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.order import gains, learning
-from kernelwright.rewrites.order.gains import Order, Place, order_in_use, read_order
+from kernelwright.rewrites.order import PACKAGED, Order, Place, learning, order_in_use, read_order
 from kernelwright.rewrites.order.learning import Searched, Techniques, found_elsewhere, kind_of, learn, shares
 from kernelwright.rewrites.tracing import trace
 from tests.rewrites.samples import task_text
@@ -178,7 +177,7 @@ def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.Monk
     assert "diagonal-operand" in sources(diagonal)[0].techniques
     product = task_text("return a @ b", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
     assert sources(product)[0].techniques[0].startswith("split-product")
-    assert read_order(gains.PACKAGED) == order_in_use()
+    assert read_order(PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
     names = {name for one in sources(diagonal) for name in one.techniques}
     Order(dict.fromkeys(names, 0.0) | {"cuda-graph": 1.0}).write(mine)

@@ -18,9 +18,10 @@ from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Label, Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit, templates
-from kernelwright.rewrites.builtin import BuiltinPolicy, Recipe, Workshop
-from kernelwright.rewrites.order.gains import Order
-from kernelwright.rewrites.rules import RULES
+from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.rewrites.order import Order
+from kernelwright.rewrites.passes import ProductPass, RulesPass
+from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.templates import base, split_product
 from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
@@ -134,8 +135,8 @@ def test_a_kernel_in_cuda_computes_what_follows_the_product(name, any_size, tmp_
     expression, left = FOLLOWED[name]
     init = "self.f = nn.Linear(64, 48); self.g = nn.Parameter(torch.randn(48))"
     text = task_text(f"return {expression}", "torch.randn(2, 40, 64), torch.randn(2, 40, 48)", init)
-    recipe = Recipe(frozenset(rule.name for rule in RULES if rule.always), product="split-product-cuda")
-    built = Workshop.open(Task(id="sample", source=text), "cuda").build(recipe)
+    recipe = Recipe((RulesPass.always(), ProductPass("split-product-cuda")))
+    built = TaskContext.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None
     before, class_new, forward = built.source.partition("class ModelNew")
     source = before + class_new + forward.replace(".is_cuda", ".is_cpu")

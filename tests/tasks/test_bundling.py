@@ -13,7 +13,8 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
-from kernelwright.rewrites.builtin import Recipe, Workshop
+from kernelwright.rewrites.passes import WrapperPass
+from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.tracing import load
 from kernelwright.tasks import bring_to_life, task_from_file
 from kernelwright.tasks.source import bundled, line_in_file
@@ -107,9 +108,9 @@ def test_modules_of_the_program_with_these_names_are_put_back(folder: Path, monk
 
 @pytest.mark.exhaustive
 def test_candidates_of_the_built_in_policy_stand_alone(folder: Path, tmp_path: Path) -> None:
-    workshop = Workshop(task_from_file(folder / "task.py"), "cpu")
+    context = TaskContext(task_from_file(folder / "task.py"), "cpu")
     folder.rename(tmp_path / "elsewhere")
-    built = workshop.build(Recipe(wrapper="compile"))
+    built = context.build(Recipe((WrapperPass("compile"),)))
     assert built is not None
     assert load(built.source, "candidate").ModelNew(4).size == 4
 

@@ -174,7 +174,7 @@ class EvaluationCache:
         if row is None:
             return None
         # Who proposed it, and from what, differs from run to run; what was measured does not.
-        told = {"policy": candidate.policy, "techniques": candidate.techniques, "parent": candidate.parent}
+        told = candidate.model_dump(include={"policy", "techniques", "passes", "parent"})
         return Evaluation.model_validate_json(row[0]).model_copy(update=told)
 
     def add(self, evaluation: Evaluation) -> None:

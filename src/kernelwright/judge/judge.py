@@ -356,7 +356,7 @@ def record_of(
         contracts=contracts,
         labels=tuple(sorted(findings.labels)),
         device=device,
-        **candidate.model_dump(include={"policy", "techniques", "parent", "source"}),
+        **candidate.model_dump(include={"policy", "techniques", "passes", "parent", "source"}),
         checks=findings.checks,
         started=began,
         elapsed_s=round(elapsed_s, 3),

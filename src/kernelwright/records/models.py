@@ -58,6 +58,10 @@ class Task(_Record):
         return sha256_of(self.source)
 
 
+StoredPasses = tuple[tuple[str, dict[str, Any]], ...]
+"""Steps that made a candidate, in order: the name and the knobs of each. Empty where the proposer stores none."""
+
+
 class Candidate(_Record):
     """A self-contained module that defines `ModelNew` and claims to compute the same as the task's `Model`."""
 
@@ -66,6 +70,7 @@ class Candidate(_Record):
     """Name of the proposer."""
     techniques: tuple[str, ...] = ()
     """Changes in the policy's words, such as `fold-linear-reduction`."""
+    passes: StoredPasses = ()
     parent: str | None = None
     """`sha256` of the candidate it was derived from."""
     note: str = ""
@@ -74,6 +79,9 @@ class Candidate(_Record):
     @classmethod
     def _encodable(cls, text: object) -> object:
         return encodable(text) if isinstance(text, str) else text
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.policy, self.parent))
 
     @property  # cached, it would go along into a copy with another source
     def sha256(self) -> str:
@@ -182,6 +190,7 @@ class Evaluation(_Record):
     device: str = "cpu"
     policy: str = "file"
     techniques: tuple[str, ...] = ()
+    passes: StoredPasses = ()
     parent: str | None = None
     confirms: bool = False
     """True where the choice of the candidate had no part in this measurement: a winner's, made again on fresh seeds and in
@@ -236,4 +245,10 @@ class Evaluation(_Record):
 
     def candidate(self) -> Candidate:
         """The candidate that was judged, from the record."""
-        return Candidate(source=self.source, policy=self.policy, techniques=self.techniques, parent=self.parent)
+        return Candidate(
+            source=self.source,
+            policy=self.policy,
+            techniques=self.techniques,
+            passes=self.passes,
+            parent=self.parent,
+        )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.records.knobs import shown
-from kernelwright.records.models import Candidate, Task
+from kernelwright.records.models import Candidate, StoredPasses, Task
 from kernelwright.records.reasons import Reason
 
 
@@ -43,6 +43,7 @@ class Screened(BaseModel):
     """Most GPU memory that the task took until its truths were known, in the process that screened it."""
     policy: str = "file"
     techniques: tuple[str, ...] = ()
+    passes: StoredPasses = ()
     parent: str | None = None
     knobs: dict[str, str] = Field(default_factory=dict)
     """Values of the knobs that its source declares, as text."""
@@ -70,7 +71,13 @@ class Screened(BaseModel):
 
     def candidate(self) -> Candidate:
         """The candidate that was looked at, for the judge."""
-        return Candidate(source=self.source, policy=self.policy, techniques=self.techniques, parent=self.parent)
+        return Candidate(
+            source=self.source,
+            policy=self.policy,
+            techniques=self.techniques,
+            passes=self.passes,
+            parent=self.parent,
+        )
 
 
 def screened_of(task: Task, candidate: Candidate, **found: Any) -> Screened:
@@ -81,6 +88,7 @@ def screened_of(task: Task, candidate: Candidate, **found: Any) -> Screened:
         candidate_sha256=candidate.sha256,
         policy=candidate.policy,
         techniques=candidate.techniques,
+        passes=candidate.passes,
         parent=candidate.parent,
         source=candidate.source,
         knobs=shown(candidate.source),

@@ -40,6 +40,7 @@ def variants(screened: Sequence[Screened], taken: Set[str], count: int) -> list[
                 source=fixed(root.source, values),
                 policy=root.policy,
                 techniques=root.techniques,
+                passes=root.passes,
                 parent=root.candidate_sha256,
             )
             if candidate.sha256 not in taken:

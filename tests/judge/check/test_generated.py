@@ -8,7 +8,8 @@ from kernelwright.judge.check import guard
 from kernelwright.judge.check.guard import KNOWN, RESPELLING, without_generated
 from kernelwright.records import Candidate, Label, Task
 from kernelwright.rewrites import emit, templates, wrappers
-from kernelwright.rewrites.builtin import Workshop, _first
+from kernelwright.rewrites.builtin import first_recipes
+from kernelwright.rewrites.recipes import TaskContext
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import fp16_convolution
 from kernelwright.rewrites.templates.text import kernel_text
@@ -126,10 +127,10 @@ def test_another_meaning_of_the_names_makes_all_of_it_suspicious_again(more):
 
 
 def test_a_rewrite_that_saves_a_compiler_nothing_is_a_wrapper_behind_it():
-    workshop = Workshop.open(builtin_task("no_op_chain"), "cpu")
-    built = [built for recipe in _first(workshop) if (built := workshop.build(recipe))]
+    context = TaskContext.open(builtin_task("no_op_chain"), "cpu")
+    built = [built for recipe in first_recipes(context) if (built := context.build(recipe))]
     candidates = [one.candidate("builtin", None) for one in built]
-    labels = {one.techniques: guard.read_candidate(one, workshop.task).labels for one in candidates}
+    labels = {one.techniques: guard.read_candidate(one, context.task).labels for one in candidates}
     assert Label.WRAPPER_ONLY in labels["remove-noops", "compile"]
     assert Label.WRAPPER_ONLY not in labels["remove-noops",]
     assert {rule.name for rule in RULES} >= RESPELLING
@@ -147,8 +148,8 @@ def test_no_word_in_a_text_says_who_wrote_it():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_first_candidate_of_a_built_in_task_is_suspicious(device, part):
     for task in list(builtin_tasks())[part::10]:
-        workshop = Workshop.open(task, device)
-        for recipe in _first(workshop):
-            if built := workshop.build(recipe):
+        context = TaskContext.open(task, device)
+        for recipe in first_recipes(context):
+            if built := context.build(recipe):
                 labels = guard.static_labels(without_generated(built.source), task.source)
                 assert Label.SUSPICIOUS_SOURCE not in labels, (task.id, built.techniques, guard.advice(built.source))

@@ -25,7 +25,7 @@ from scipy.sparse import csr_array
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.records import RunDirectory, Task
 from kernelwright.rewrites.normalise import UntraceableError
-from kernelwright.rewrites.order.gains import Order, Place, features
+from kernelwright.rewrites.order import Order, Place, features
 from kernelwright.rewrites.tracing import trace
 
 STRENGTH = 2.0
