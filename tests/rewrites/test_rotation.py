@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.judge.check.guard import RESPELLING
 from kernelwright.rewrites.fusion import groups
-from kernelwright.rewrites.rules import RESPELLING
 from tests.rewrites.samples import apply_rules, compare, interpreted, task_text
 from tests.rewrites.test_fusion import needs_triton
 from tests.rewrites.test_sixteen_bits import PRECISE, drawing
