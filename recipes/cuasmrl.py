@@ -109,8 +109,9 @@ def autotuned(recipe: Recipe, name: str, spec: TritonSpec, out: Path) -> Target:
     """Compile every configuration, time each on the GPU, and return the fastest; a model takes the spec as it is."""
     if recipe.backend != GPU_BACKEND:
         return spec.build(name, DEFAULT_ARCHITECTURE)
-    from kernelwright.gpu.driver import gpu_identity
     from kernelwright.judge.schedules.contained import ContainedLauncher
+
+    from kernelwright.gpu.driver import gpu_identity
 
     architecture = gpu_identity().architecture
     run = RunDirectory(out)

@@ -12,8 +12,10 @@ from kernelwright.execution.service.app import create_app
 from kernelwright.execution.service.client import ServiceClient
 from kernelwright.execution.service.queue import EvaluationQueue
 from kernelwright.execution.service.store import EvaluationStore
+from kernelwright.execution.work import Judge
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, Reason, Verdict
+from tests.executors import FakeExecutor
 
 TOKEN = "correct-horse-battery"
 SETTINGS = Settings.quick(threads=1)
@@ -24,25 +26,16 @@ TASK = {
 }
 
 
-class FakeEvaluator:
-    """One slot; what it finds follows from the candidate's text."""
-
-    slots = 1
+class FakeJudge(FakeExecutor):
+    """Judges of one slot; what they find follows from the candidate's text."""
 
     def __init__(self):
-        self.jobs = []
-        self.begun = threading.Semaphore(0)
-        self.gate = threading.Event()
-        self.closed = []
+        super().__init__(self._verdict, kinds=(Judge,))
+        self.begun, self.gate = threading.Semaphore(0), threading.Event()
 
-    def evaluate(self, jobs, stop=None):
-        for job in jobs:
-            self.jobs.append(job)
-            self.begun.release()
-            yield job, self._find(job)
-
-    def _find(self, job):
-        word = job.candidate.source.split()[0].replace("_", "-")
+    def _verdict(self, work):
+        self.begun.release()
+        word = work.candidate.source.split()[0].replace("_", "-")
         if word == "hold" and not self.gate.wait(LIMIT_S):
             return InfrastructureError("held for ever")
         if True in self.closed:
@@ -53,23 +46,24 @@ class FakeEvaluator:
             return TaskError("Wanted a task; its Model raised.")
         if word == "fault":
             raise ZeroDivisionError("a fault")
-        good = word in ("good", "hold")
+        good = word in ("good", "hold", "untimed")
+        gain = 1.0 if good and word != "untimed" else None
         return Evaluation(
-            task=job.task.id,
-            task_sha256=job.task.sha256,
-            candidate_sha256=job.candidate.sha256,
+            task=work.task.id,
+            task_sha256=work.task.sha256,
+            candidate_sha256=work.candidate.sha256,
             verdict=Verdict.ACCEPTED if good else Verdict.REJECTED,
             reason=None if good else Reason.WRONG_OUTPUT,
-            speedup=2.119 if good else None,
-            speedup_low=1.999 if good else None,
-            speedup_high=2.3 if good else None,
-            source=job.candidate.source,
-            policy=job.candidate.policy,
+            speedup=gain and 2.119,
+            speedup_low=gain and 1.999,
+            speedup_high=gain and 2.3,
+            source=work.candidate.source,
+            policy=work.candidate.policy,
             checks={"sets": {"größe": 1}},
         )
 
     def close(self, *, at_once=False):
-        self.closed.append(at_once)
+        super().close(at_once=at_once)
         if at_once:
             self.gate.set()
 
@@ -79,8 +73,8 @@ class Service:
 
     def __init__(self, path, *, token=TOKEN, **options):
         self.path = path
-        self.judge = FakeEvaluator()
-        self.queue = EvaluationQueue([self.judge], EvaluationStore(path, "cpu", SETTINGS), SETTINGS, **options)
+        self.judge = FakeJudge()
+        self.queue = EvaluationQueue(self.judge, EvaluationStore(path, "cpu", SETTINGS), SETTINGS, **options)
         self.headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.http = TestClient(create_app(self.queue, token), base_url="http://127.0.0.1", raise_server_exceptions=False)
 

@@ -28,9 +28,9 @@ from kernelwright.execution.service.client import FAILURES_MAX, ServiceClient
 from kernelwright.execution.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.execution.service.store import EvaluationStore
 from kernelwright.judge import Settings
-from kernelwright.records import Evaluation, RunDirectory, Verdict
+from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.records.rewards import reward_named
-from tests.execution.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeEvaluator, Scripted, Service
+from tests.execution.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeJudge, Scripted, Service
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_accepted_candidate_comes_back_with_its_record_and_the_reward_of_that
     assert (reply["state"], reply["reused"], evaluation.policy) == ("done", False, "verl")
     assert reply["reward"] == {"name": "lower-bound", "value": reward_named("lower-bound")(evaluation)}
     assert evaluation.checks["request"] == reply["id"]
-    assert service.judge.jobs[0].candidate.techniques == ("fold a sum",)
+    assert service.judge.submitted[0].candidate.techniques == ("fold a sum",)
     assert [found.checks["request"] for found in RunDirectory(service.path).evaluations()] == [reply["id"]]
 
 
@@ -108,12 +108,12 @@ def test_a_built_in_task_is_known_by_its_id(service):
     from kernelwright.tasks.suites import builtin_task
 
     assert service.post(task="diag_matmul").status_code == 200
-    assert service.judge.jobs[0].task == builtin_task("diag_matmul")
+    assert service.judge.submitted[0].task == builtin_task("diag_matmul")
 
 
 def test_another_repeat_is_another_measurement_and_confirms(service):
     first, again, same = service.post(), service.post(repeat=1), service.post(repeat=1)
-    assert len(service.judge.jobs) == 2
+    assert len(service.judge.submitted) == 2
     assert [reply.json()["evaluation"]["confirms"] for reply in (first, again, same)] == [False, True, True]
     assert same.json()["reused"]
 
@@ -129,7 +129,7 @@ def test_equal_requests_at_once_are_one_evaluation(service):
             pass
         service.judge.gate.set()
         replies = [one.result().json() for one in asked]
-    assert len(service.judge.jobs) == 1
+    assert len(service.judge.submitted) == 1
     assert len({reply["id"] for reply in replies}) == 1
     assert {reply["state"] for reply in replies} == {"done"}
     assert service.post("hold").json()["reused"]
@@ -159,13 +159,13 @@ def test_equal_requests_at_once_are_one_evaluation(service):
 def test_what_differs_is_judged_by_itself(service, fields):
     service.post()
     assert not service.post(**fields).json()["reused"]
-    assert len(service.judge.jobs) == 2
+    assert len(service.judge.submitted) == 2
 
 
 def test_policy_and_reward_do_not_make_another_evaluation(service):
     service.post()
     assert service.post(policy="other", reward="speedup").json()["reused"]
-    assert len(service.judge.jobs) == 1
+    assert len(service.judge.submitted) == 1
 
 
 def test_a_restart_remembers_what_was_finished(start):
@@ -181,7 +181,7 @@ def test_a_restart_remembers_what_was_finished(start):
     assert again.json()["evaluation"] == reply["evaluation"]
     assert second.get(f"/v1/evaluations/{rejected['id']}").json()["evaluation"] == rejected["evaluation"]
     assert second.post("new").json()["evaluation"] == second.post("new").json()["evaluation"]
-    assert [job.candidate.source for job in second.judge.jobs] == ["new"]
+    assert [job.candidate.source for job in second.judge.submitted] == ["new"]
     second.__exit__(None, None, None)
     assert start().metrics()["recorded"] == 3
 
@@ -224,7 +224,7 @@ def test_records_of_other_hardware_answer_nothing(service):
 def test_a_failure_that_is_not_the_candidates_is_told_and_not_remembered(service, candidate, status, code, words):
     for count in (1, 2):
         response = refused(service.post(candidate), status, code, words)
-        assert len(service.judge.jobs) == count
+        assert len(service.judge.submitted) == count
         assert ("Retry-After" in response.headers) == (status == 503)
     assert list(RunDirectory(service.path).evaluations()) == []
     request = service.post(candidate, wait_s=0).json()
@@ -294,29 +294,24 @@ def test_a_request_that_cannot_be_used_is_refused_before_anything_is_judged(serv
     response = service.post(**fields)
     refused(response, 422, code, words)
     assert len(response.text) < 1000
-    assert service.judge.jobs == []
+    assert service.judge.submitted == []
 
 
 def test_a_reward_that_needs_a_time_is_refused_where_there_is_none_before_anything_is_judged(service):
     refused(service.post(reward="speedup", settings={"timed": False}), 422, "invalid-request", "speedup", "`success`")
-    assert service.judge.jobs == []
+    assert service.judge.submitted == []
     assert service.post(reward="success", settings={"timed": False}).json()["reward"]["value"] == 1.0
 
 
-def test_a_reward_that_needs_a_time_is_refused_later_where_there_is_none(service, monkeypatch):
-    monkeypatch.setattr(
-        FakeEvaluator,
-        "_find",
-        lambda self, job: Evaluation(task="t", task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED),
-    )
-    done = service.post(settings={"timed": False}).json()
+def test_a_reward_that_needs_a_time_is_refused_later_where_there_is_none(service):
+    done = service.post("untimed", settings={"timed": False}).json()
     refused(service.get(f"/v1/evaluations/{done['id']}", reward="log"), 422, "invalid-request", "`success`")
 
 
 def test_what_a_request_may_change_of_the_settings(service):
     asked = SettingsRequest(timed=False, strict_fp32=True, run_limit_s=1.0, forbid=["tf32"])
     service.post(settings=asked.model_dump(mode="json"))
-    (job,) = service.judge.jobs
+    (job,) = service.judge.submitted
     assert (job.settings.timed, job.settings.strict_fp32, job.settings.run_limit_s) == (False, True, 1.0)
     assert job.settings.forbid == SETTINGS.forbid | {"tf32"}
     assert job.settings.error_ratio == SETTINGS.error_ratio
@@ -363,7 +358,7 @@ def test_what_a_page_in_a_browser_can_send_unasked_is_refused(start):
     refused(service.http.get("/v1/metrics", headers={"Host": "evil.example"}), 421, "wrong-host")
     for host in ("localhost:8730", "127.0.0.1", "[::1]:8730"):
         assert service.http.get("/v1/metrics", headers={"Host": host}).status_code == 200
-    assert service.judge.jobs == []
+    assert service.judge.submitted == []
 
 
 def chunks():
@@ -394,7 +389,7 @@ def listening(app):
 
 @pytest.mark.parametrize(("token", "status"), [(TOKEN, 413), ("wrong", 401)])
 def test_a_client_that_writes_all_before_it_reads_sees_the_answer(tmp_path, token, status):
-    queue = queues.EvaluationQueue([FakeEvaluator()], EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
+    queue = queues.EvaluationQueue(FakeJudge(), EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
     with listening(create_app(queue, TOKEN)) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
         connection.request("POST", "/v1/evaluations", b" " * (4 * BODY_LIMIT_BYTES), {"Authorization": f"Bearer {token}"})
@@ -402,7 +397,7 @@ def test_a_client_that_writes_all_before_it_reads_sees_the_answer(tmp_path, toke
 
 
 def test_a_client_that_asks_before_it_writes_is_answered_at_once(tmp_path):
-    queue = queues.EvaluationQueue([FakeEvaluator()], EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
+    queue = queues.EvaluationQueue(FakeJudge(), EvaluationStore(tmp_path, "cpu", SETTINGS), SETTINGS)
     with listening(create_app(queue, None)) as port, socket.create_connection(("127.0.0.1", port), LIMIT_S) as connection:
         connection.sendall(
             b"POST /v1/evaluations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\nExpect: 100-continue\r\n\r\n"
@@ -508,7 +503,7 @@ def test_the_client_has_a_candidate_judged(service):
 def test_the_client_asks_again_when_that_can_help(service, answers):
     script = Scripted(service, *answers)
     assert script.client().evaluate(REQUEST).evaluation.accepted
-    assert len(service.judge.jobs) == 1
+    assert len(service.judge.submitted) == 1
 
 
 def test_the_client_follows_an_evaluation_that_takes_long(service):
@@ -523,7 +518,7 @@ def test_the_client_gives_up_on_a_machine_that_always_fails(service):
     request = EvaluationRequest(task=TaskText(**TASK), candidate="broken-machine")
     with pytest.raises(InfrastructureError, match=r"8 failures in a row.*there is none"):
         Scripted(service).client().evaluate(request)
-    assert len(service.judge.jobs) == FAILURES_MAX
+    assert len(service.judge.submitted) == FAILURES_MAX
 
 
 @pytest.mark.parametrize(
@@ -599,7 +594,7 @@ def test_the_examples_of_the_page_are_accepted(service, monkeypatch):
     names = {}
     exec("\n".join(python), names)
     assert names["source"] == json.loads(body)["candidate"]
-    assert len(service.judge.jobs) == 1, "the second was answered from the record"
+    assert len(service.judge.submitted) == 1, "the second was answered from the record"
 
 
 def test_the_client_serves_coroutines_too(service):
@@ -610,7 +605,7 @@ def test_the_client_serves_coroutines_too(service):
 
     replies = asyncio.run(several())
     assert {reply.reward.value for reply in replies} == {1.99}
-    assert len(service.judge.jobs) == 1
+    assert len(service.judge.submitted) == 1
 
 
 def test_a_directory_that_cannot_be_written_is_said(tmp_path):

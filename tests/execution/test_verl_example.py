@@ -67,7 +67,7 @@ def test_each_rollout_has_its_reward_and_equal_ones_are_judged_once(score):
     assert [one["accepted"] for one in found] == [1.0, 0.0, 1.0, 0.0, 0.0]
     assert [one["answered"] for one in found] == [1.0, 1.0, 1.0, 0.0, 0.0]
     assert len({tuple(one) for one in found}) == 1, "verl wants the same keys of all"
-    assert len(score.service.judge.jobs) == 2
+    assert len(score.service.judge.submitted) == 2
 
 
 def test_the_reward_is_chosen_by_name(score):
@@ -83,7 +83,7 @@ def test_a_machine_that_fails_is_not_a_reward(score):
 def test_a_candidate_that_is_longer_than_any_kernel_gets_the_floor(score):
     (found,) = score(["```python\nclass ModelNew:\n    pass\n" + "# x\n" * 70_000 + "```"])
     assert found["score"] == 0.0
-    assert score.service.judge.jobs == []
+    assert score.service.judge.submitted == []
 
 
 def test_verl_sees_a_coroutine_function_also_when_it_has_bound_arguments():

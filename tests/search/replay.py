@@ -31,11 +31,11 @@ from kernelwright.records.decisions import (
 )
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import BenchEntry, task_results, task_status
+from kernelwright.records.variants import variants
 from kernelwright.search.beside import floor_of, settling_of
 from kernelwright.search.optimize import history_of, nearest_miss
 from kernelwright.search.schedule import TaskState
 from kernelwright.search.suite import SuiteSearch
-from kernelwright.search.tuning import variants
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 Record = Screened | Evaluation

@@ -16,7 +16,7 @@ from kernelwright.cli.options import AT_LEAST_ONE, JudgeOptions, device_option, 
 from kernelwright.cli.output import INTERRUPTED, say
 
 if TYPE_CHECKING:
-    from kernelwright.execution.evaluator import Evaluator
+    from kernelwright.execution.work import Executor
     from kernelwright.judge import Settings
 
 
@@ -77,11 +77,11 @@ class ServeCommand:
         token = server.take_token(self.token_file)
         with ExitStack() as stack:
             listener = stack.enter_context(server.listen(self.host, self.port, token))
-            judges, kind, hardware = (_here if self.ray_address is None else _on_ray)(stack, self, settings)
+            executor, kind, hardware = (_here if self.ray_address is None else _on_ray)(stack, self, settings)
             store = EvaluationStore(self.out, kind, settings, hardware)
             stack.callback(store.close)
             queue = EvaluationQueue(
-                judges,
+                executor,
                 store,
                 settings,
                 queue_limit=self.queue_limit,
@@ -91,7 +91,7 @@ class ServeCommand:
 
             def ready() -> None:
                 click.echo(server.url_of(listener))
-                count = f"{len(judges)} judge{'s' * (len(judges) > 1)}"
+                count = f"{queue.lanes} judge{'s' * (queue.lanes > 1)}"
                 say(f"{count} on {kind}; {len(store)} evaluations on record in {self.out}")
                 if token is None:
                     say("no token: every user of this machine can call this service, and run code as you through it")
@@ -106,24 +106,20 @@ class ServeCommand:
 command = OptionsCommand("serve", ServeCommand, short_help="The judge as an HTTP reward service.")
 
 
-def _here(stack: ExitStack, options: ServeCommand, settings: Settings) -> tuple[list[Evaluator], str, None]:
-    """One pool of a single slot for each judge, so that each can be given its next job by itself."""
-    from kernelwright.execution.local import JUDGES_PER_GPU, JudgePool
+def _here(stack: ExitStack, options: ServeCommand, settings: Settings) -> tuple[Executor, str, None]:
+    from kernelwright.execution.executor import LocalExecutor
     from kernelwright.judge import devices_of
 
     resolve_device(options.device)
     devices = devices_of(options.device)
-    kind = devices[0].partition(":")[0]
-    count = options.per_device or (JUDGES_PER_GPU if kind == "cuda" else 1)
-    judges: list[Evaluator] = [stack.enter_context(JudgePool([one], settings)) for _ in range(count) for one in devices]
-    return judges, kind, None
+    executor = stack.enter_context(LocalExecutor(devices, settings, judges=options.per_device))
+    return executor, devices[0].partition(":")[0], None
 
 
-def _on_ray(stack: ExitStack, options: ServeCommand, settings: Settings) -> tuple[list[Evaluator], str, list[str]]:
-    """One pool, as often as it has slots: several threads may use it."""
-    from kernelwright.execution.ray_pool import RayPool
+def _on_ray(stack: ExitStack, options: ServeCommand, settings: Settings) -> tuple[Executor, str, list[str]]:
+    from kernelwright.execution.ray_executor import RayExecutor
 
-    pool = stack.enter_context(
-        RayPool(settings, device=options.device, address=options.ray_address, per_gpu=options.per_device or 1)
+    executor = stack.enter_context(
+        RayExecutor(settings, device=options.device, address=options.ray_address, per_gpu=options.per_device or 1)
     )
-    return [pool] * pool.slots, pool.device, pool.hardware
+    return executor, executor.device, executor.hardware

@@ -10,7 +10,7 @@ from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.decisions import is_worth_its_compiler, next_of
 from kernelwright.records.policy import Context, Policy
 from kernelwright.records.screened import Screened
-from kernelwright.search.tuning import variants
+from kernelwright.records.variants import variants
 
 
 class Proposals:

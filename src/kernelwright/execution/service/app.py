@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernelwright.errors import InternalError, KernelwrightError, QueueFullError, ShuttingDownError, TaskError, UsageError
-from kernelwright.execution.local import Outcome
 from kernelwright.execution.service.protocol import (
     BODY_LIMIT_BYTES,
     ErrorBody,
@@ -30,7 +29,7 @@ from kernelwright.execution.service.protocol import (
     State,
     explained,
 )
-from kernelwright.execution.service.queue import EvaluationQueue, PendingEvaluation
+from kernelwright.execution.service.queue import EvaluationQueue, Outcome, PendingEvaluation
 from kernelwright.records.rewards import Reward, reward_named
 from kernelwright.version import __version__
 

@@ -1,7 +1,8 @@
 """Queues the reward service's evaluations and tells the callers who wait for them.
 
 All state lives in the event loop's thread, so it needs no locks: between looking for a request and taking it in nothing
-else can run, and two equal requests can never become two evaluations. Only judging and writing happen in threads.
+else can run, and two equal requests can never become two evaluations. One thread takes results of the executor and writes
+them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import queue
+import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from kernelwright.errors import (
@@ -24,10 +26,9 @@ from kernelwright.errors import (
     TaskError,
     UsageError,
 )
-from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.local import Job, Outcome
 from kernelwright.execution.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
 from kernelwright.execution.service.store import EvaluationStore
+from kernelwright.execution.work import Executor, Judge
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Candidate, Contract, Evaluation, Task, sha256_of
 from kernelwright.tasks.source import check_task_source
@@ -53,12 +54,16 @@ _COUNTED = ("accepted", "infrastructure_errors", "task_errors", "dropped", "reus
 _log = logging.getLogger(__name__)
 
 
+Outcome = Evaluation | KernelwrightError
+"""An evaluation, or an error of the task or the machine, never of the candidate."""
+
+
 @dataclass(eq=False, slots=True)
 class PendingEvaluation:
     """An evaluation that was asked for."""
 
     id: str
-    job: Job
+    work: Judge
     repeat: int = 0
     state: State = State.QUEUED
     outcome: Outcome | None = None
@@ -75,7 +80,7 @@ class EvaluationQueue:
     """Takes requests, hands them to judges, remembers the answers.
 
     Args:
-        judges: Evaluators that are given one job at a time. One that several threads may use may stand here several times.
+        executor: Judges, which are closed with the queue.
         store: Records of finished evaluations.
         settings: Judge settings where a request changes none.
         queue_limit: Requests that may wait for a judge.
@@ -85,7 +90,7 @@ class EvaluationQueue:
 
     def __init__(
         self,
-        judges: Sequence[Evaluator],
+        executor: Executor,
         store: EvaluationStore,
         settings: Settings,
         *,
@@ -96,14 +101,20 @@ class EvaluationQueue:
         self.settings = settings
         self.store = store
         self.draining = False
-        self._judges = judges
+        self._executor = executor
+        self.lanes = executor.free(Judge)
+        """Evaluations that can go on at once."""
         self._queue_limit = queue_limit
         self._drain_s = drain_s
         self._builtin_only = builtin_only
         self._queue: asyncio.Queue[PendingEvaluation] = asyncio.Queue()
         self._pending: dict[str, PendingEvaluation] = {}
         self._failed: OrderedDict[str, KernelwrightError] = OrderedDict()
-        self._threads = ThreadPoolExecutor(max_workers=len(judges), thread_name_prefix="judge")
+        self._running: dict[Judge, asyncio.Future[Outcome]] = {}
+        """Evaluations that the executor has."""
+        self._begun: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True for each result that the executor will have, then False."""
+        self._taker = threading.Thread(target=self._take_results, daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
         self._drainer: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -115,7 +126,9 @@ class EvaluationQueue:
 
     def start(self) -> None:
         """Begin to judge; call in the event loop."""
-        self._tasks = [asyncio.create_task(self._serve(judge)) for judge in self._judges]
+        self._loop = asyncio.get_running_loop()
+        self._taker.start()
+        self._tasks = [asyncio.create_task(self._serve()) for _ in range(self.lanes)]
 
     def submit(self, request: EvaluationRequest) -> PendingEvaluation:
         """Take a request in, or join the equal one that waits or runs; done at once where it is on record.
@@ -134,7 +147,7 @@ class EvaluationQueue:
             self._counts["joined"] += 1
             return running
         if self.draining:
-            raise _shutting_down(pending.job)
+            raise _shutting_down(pending.work)
         if self._queue.qsize() >= self._queue_limit:
             self._counts["refused_full"] += 1
             raise QueueFullError(self._queue_limit, self.retry_after_s())
@@ -150,12 +163,12 @@ class EvaluationQueue:
     def retry_after_s(self) -> int:
         """Seconds until a place in the queue may be free, estimated from the latest evaluations."""
         mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else FIRST_GUESS_S
-        return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / len(self._judges))))
+        return max(1, min(RETRY_LIMIT_S, math.ceil(mean_s / self.lanes)))
 
     def metrics(self) -> Metrics:
         """Counts since the start, and what goes on now."""
         return Metrics(
-            lanes=len(self._judges),
+            lanes=self.lanes,
             queued=self._queue.qsize(),
             queue_limit=self._queue_limit,
             running=sum(pending.state is State.RUNNING for pending in self._pending.values()),
@@ -172,7 +185,7 @@ class EvaluationQueue:
             self.draining = True
             while not self._queue.empty():
                 pending = self._queue.get_nowait()
-                self._end(pending, _shutting_down(pending.job))
+                self._end(pending, _shutting_down(pending.work))
             self._drainer = asyncio.create_task(self._drain())
 
     async def stop(self) -> None:
@@ -183,8 +196,9 @@ class EvaluationQueue:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(asyncio.to_thread(judge.close) for judge in set(self._judges)))
-        self._threads.shutdown()
+        await asyncio.to_thread(self._executor.close)
+        self._begun.put(False)
+        await asyncio.to_thread(self._taker.join)
         self.store.close()
 
     def hurry(self) -> None:
@@ -197,7 +211,7 @@ class EvaluationQueue:
         await asyncio.wait([ended, hurry], timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not ended.done():
-            await asyncio.gather(*(asyncio.to_thread(judge.close, at_once=True) for judge in set(self._judges)))
+            await asyncio.to_thread(self._executor.close, at_once=True)
             await ended
 
     def _pending_of(self, request: EvaluationRequest) -> PendingEvaluation:
@@ -216,33 +230,46 @@ class EvaluationQueue:
         values = settings.model_dump(mode="json")
         values["forbid"] = sorted(values["forbid"])
         key = {"task": task.sha256, "candidate": candidate.sha256, "settings": values, "repeat": request.repeat}
-        return PendingEvaluation(sha256_of(key), Job(task, candidate, settings), request.repeat)
+        return PendingEvaluation(sha256_of(key), Judge(task, candidate, settings), request.repeat)
 
-    async def _serve(self, judge: Evaluator) -> None:
-        loop = asyncio.get_running_loop()
+    async def _serve(self) -> None:
+        """One lane: hand the executor one request after another."""
         while True:
             pending = await self._queue.get()
             pending.state = State.RUNNING
             began = time.monotonic()
-            outcome = await loop.run_in_executor(self._threads, self._evaluate, judge, pending)
+            future = self._running[pending.work] = self._loop.create_future()
+            self._executor.submit(pending.work)
+            self._begun.put(True)
+            outcome = await future
+            if isinstance(outcome, Evaluation):
+                outcome = await asyncio.to_thread(self._keep, pending, outcome)
             duration_s = time.monotonic() - began
             self._durations_s.append(duration_s)
             self._judging_s += duration_s
             self._end(pending, outcome)
 
-    def _evaluate(self, judge: Evaluator, pending: PendingEvaluation) -> Outcome:
-        """In a thread: judge, and put the record on disk before anybody hears of it."""
+    def _take_results(self) -> None:
+        """In a thread: take each result of the executor to the lane that waits for it."""
+        while self._begun.get():
+            result = self._executor.next_result()
+            if result is not None and isinstance(result.work, Judge):
+                self._loop.call_soon_threadsafe(self._hand_over, result.work, result.outcome)
+
+    def _hand_over(self, work: Judge, outcome: object) -> None:
+        assert isinstance(outcome, Evaluation | KernelwrightError)
+        self._running.pop(work).set_result(outcome)
+
+    def _keep(self, pending: PendingEvaluation, outcome: Evaluation) -> Outcome:
+        """In a thread: put the record on disk before anybody hears of it."""
         try:
-            ((_, outcome),) = judge.evaluate([pending.job])
-            if isinstance(outcome, Evaluation):
-                # Another measurement of a candidate that is on record is what `confirms` means.
-                return self.store.append(pending.id, outcome.model_copy(update={"confirms": pending.repeat > 0}))
+            # Another measurement of a candidate that is on record is what `confirms` means.
+            return self.store.append(pending.id, outcome.model_copy(update={"confirms": pending.repeat > 0}))
         except KernelwrightError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end its judge; it is told and logged.
-            _log.exception("fault while judging %s", pending.id)
-            return InfrastructureError(f"Wanted an evaluation of {pending.job.task.id}; fault of the service: {error!r}.")
-        return outcome
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end its lane; it is told and logged
+            _log.exception("fault while keeping %s", pending.id)
+            return InfrastructureError(f"Wanted an evaluation of {pending.work.task.id}; fault of the service: {error!r}.")
 
     def _end(self, pending: PendingEvaluation, outcome: Outcome) -> None:
         del self._pending[pending.id]
@@ -257,7 +284,7 @@ class EvaluationQueue:
             if len(self._failed) > FAILURES_KEPT:
                 self._failed.popitem(last=False)
         pending.finish(outcome)
-        _log.info("%s %s: %s", pending.id[:12], pending.job.task.id, _in_words(outcome))
+        _log.info("%s %s: %s", pending.id[:12], pending.work.task.id, _in_words(outcome))
 
 
 async def _all_end(pending: Sequence[PendingEvaluation]) -> None:
@@ -307,7 +334,7 @@ def _in_words(outcome: Outcome) -> str:
     return "accepted" if outcome.speedup is None else f"accepted, {outcome.speedup:.4g}x"
 
 
-def _shutting_down(job: Job) -> ShuttingDownError:
+def _shutting_down(work: Judge) -> ShuttingDownError:
     return ShuttingDownError(
-        f"Wanted an evaluation of {job.task.id}; the service is shutting down before it has begun. Ask again later."
+        f"Wanted an evaluation of {work.task.id}; the service is shutting down before it has begun. Ask again later."
     )

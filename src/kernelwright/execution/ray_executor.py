@@ -1,14 +1,13 @@
-"""Does many evaluations at once on many machines, in Ray actors that each hold a judge. An optional extra.
+"""Judges on many machines, in Ray actors that each hold a judge. An optional extra.
 
-An actor has a whole GPU to itself or, on CPUs, one place of the
-custom resource `kernelwright_judge`, so that Ray puts nothing else there while a candidate is timed. An actor that
-dies, with its process or its machine, is replaced and its job tried once more; Ray's own restarts are off, since they
-would hide that from the count. `ray.util.ActorPool` is not used: it neither replaces a dead actor nor waits for a place
-without holding up a job, and one thread at a time may use it.
+An actor has a whole GPU to itself or, on CPUs, one place of the custom resource `kernelwright_judge`, so that Ray puts
+nothing else there while a candidate is timed. An actor that dies, with its process or its machine, is replaced and its work
+tried once more; Ray's own restarts are off, since they would hide that from the count. `ray.util.ActorPool` is not used: it
+neither replaces a dead actor nor waits for a place without holding up work.
 
-Candidates run behind the same walls as under `JudgePool`: the actor's process never runs them, it asks a fork server
-that was started with an environment of its own. When Ray kills an actor, that server sees its channel close and ends
-with all it started.
+Candidates run behind the same walls as under `LocalExecutor`: the actor's process never runs them, it asks a fork server
+that was started with an environment of its own. When Ray kills an actor, that server sees its channel close and ends with
+all it started.
 """
 
 from __future__ import annotations
@@ -18,40 +17,47 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
-from kernelwright.execution.local import _TRIES, Job, Outcome, spread
-from kernelwright.execution.ray_cluster import JUDGE_RESOURCE, connect, import_ray, room_in
-from kernelwright.judge.judge import Judge
+from kernelwright.execution.executor import TRIES
+from kernelwright.execution.remote import RemoteExecutor
+from kernelwright.execution.work import Judge, Work
+from kernelwright.judge.judge import Judge as TaskJudge
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
 
+JUDGE_RESOURCE = "kernelwright_judge"
+"""Custom resource of a node: number of CPU judges that may time there. One, unless timing does not matter."""
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Object store of a Ray started here: records are small, and Ray refuses less than 75 MiB."""
+
 START_LIMIT_S = 600.0
 """Limit for Ray to find a place for an actor and start it, such as after a machine is lost. Our choice."""
+
+_CONNECT_LIMIT_S = 10.0
 
 _ANSWER_LIMIT_S = 20.0
 """Limit for an idle actor, which answers in milliseconds."""
 
 _POLL_S = 1.0
-"""Interval in which a job that waits for an actor checks whether to go on."""
+"""Interval in which work that waits for an actor checks whether to go on."""
 
 
-class RayPool:
-    """Judges in Ray actors. Several threads may use it at a time.
+class RayExecutor(RemoteExecutor):
+    """Judges in Ray actors.
 
     Args:
-        settings: Settings of jobs that bring none.
+        settings: Settings of work that brings none.
         device: `cuda` takes GPUs, `cpu` takes places of the resource `kernelwright_judge`; `auto` takes GPUs where the
             cluster has any.
-        slots: Actors at once; all that the cluster has room for when None.
+        slots: Actors at once; all that the cluster has places for when None.
         address: Address of a running cluster, `auto` for the one of this machine; None uses the Ray that this process is
-            connected to or, where there is none, starts one for as long as the pool lives.
+            connected to or, where there is none, starts one for as long as the executor lives.
         per_gpu: Judges that share a GPU. They time one after another, by the judge's own lock; more than one lets
             building and checking overlap with another's timing.
         cpus: CPU cores that Ray holds back for each actor, beside its place.
@@ -60,7 +66,7 @@ class RayPool:
 
     Raises:
         ConfigError: the extra `ray` is not installed, or an argument is out of range.
-        DeviceError: the cluster cannot be reached or has no room for a judge.
+        DeviceError: the cluster cannot be reached or has no place for a judge.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class RayPool:
         per_gpu: int = 1,
         cpus: float = 1.0,
         start_limit_s: float = START_LIMIT_S,
-        make_judge: Callable[[str, Settings], Judge] = Judge,
+        make_judge: Callable[[str, Settings], TaskJudge] = TaskJudge,
     ) -> None:
         if device not in ("auto", "cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
             raise ConfigError(
@@ -89,7 +95,7 @@ class RayPool:
             resources: dict[str, float] = self._ray.cluster_resources()
             if device == "auto":
                 device = "cuda" if resources.get("GPU") else "cpu"
-            self._slots = slots or room_in(resources, device, per_gpu)
+            super().__init__(slots or places_in(resources, device, per_gpu))
         except DeviceError:
             self._leave_ray()
             raise
@@ -99,103 +105,91 @@ class RayPool:
         """Kinds of accelerator in the cluster, as Ray names them."""
         place: dict[str, Any] = {"num_gpus": 1 / per_gpu} if device == "cuda" else {"resources": {JUDGE_RESOURCE: 1}}
         # One task at a time, and no restart that we do not see.
-        self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(_JudgeActor)
+        self._actor_class = self._ray.remote(num_cpus=cpus, max_restarts=0, max_task_retries=0, **place)(JudgeActor)
         self._start_arguments = (device, settings.model_dump_json(), make_judge)
-        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="kernelwright-ray")
-        self._lock = threading.Lock()
-        """Held while the four below change."""
-        self._actors: set[Any] = set()
+        self._lock = threading.RLock()
+        """Held while the four below change; an answer may be there before it is waited for."""
+        self.actors: set[Any] = set()
+        """Actors that are alive, as far as is known."""
         self._starting: dict[Any, Future[int]] = {}
         """Actors that have not answered yet, and their answers."""
         self._waiting = 0
-        """Jobs that wait for an actor."""
-        self._closing = False
+        """Works that wait for an actor."""
+        self._having: dict[Work, Any] = {}
+        """Actors that have work, by the work."""
         self._idle: queue.Queue[Any] = queue.Queue()
         """Actors that have nothing to do, and errors of those that could not be started."""
 
-    @property
-    def slots(self) -> int:
-        """Evaluations that go on at once."""
-        return self._slots
+    # --- work -----------------------------------------------------------------------------------------------------
 
-    def evaluate(self, jobs: Iterable[Job | None], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        """Implements `Evaluator.evaluate`; raises InfrastructureError when Ray has been shut down."""
-        call = _Call()
-        try:
-            yield from spread(jobs, self._slots, lambda job: self._submit(job, call), stop)
-        finally:
-            # A caller that stops asking would leave actors at work that hold the places of the next ones.
-            call.is_over = True
-            for actor in list(call.at_work):
-                self._discard(actor)
+    def submit(self, work: Work) -> None:
+        """Implements `Executor.submit`."""
+        if not self._ray.is_initialized():
+            self.shut()
+        super().submit(work)
 
-    def __enter__(self) -> RayPool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.close(at_once=kind is not None)
+    def stop(self, work: Work) -> None:
+        """End the actor that has work, so that its place is free."""
+        with self._lock:
+            actor = self._having.get(work)
+        if actor is not None:
+            self._discard(actor)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End the actors, after their judges or at once; leave Ray if we started it."""
-        self._closing = True
+        """Implements `Executor.close`; leaves Ray if it was started for this."""
+        self.shut()
         if self._ray.is_initialized():  # else the actors have ended with it, and to speak to it would start another
             if not at_once:
-                closing = [actor.close.remote() for actor in self._actors - self._starting.keys()]
+                closing = [actor.close.remote() for actor in self.actors - self._starting.keys()]
                 if closing:
                     self._ray.wait(closing, num_returns=len(closing), timeout=_ANSWER_LIMIT_S)
             answers = list(self._starting.values())
-            for actor in list(self._actors):
+            for actor in list(self.actors):
                 self._discard(actor)
             # Ray ends the whole process when a thread of it, or of ours, speaks to it once it has been shut down.
             wait(answers, timeout=_ANSWER_LIMIT_S)
-            self._threads.shutdown(cancel_futures=True)
+            self.join()
             self._leave_ray()
-        else:
-            self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, job: Job, call: _Call) -> Future[Outcome]:
-        if not self._ray.is_initialized():
-            raise InfrastructureError("Wanted to judge on Ray; it has been shut down. Make another pool.")
-        return self._threads.submit(self._judge, job, call)
-
-    def _judge(self, job: Job, call: _Call) -> Outcome:
-        """Have a job done, by another actor where the first one dies. Runs in a thread."""
-        failed = ""
-        changed = job.settings and job.settings.model_dump_json()
-        rival = job.rival and job.rival.model_dump_json()
-        for tries in range(1, _TRIES + 1):
+    def judge(self, work: Judge, paired: Candidate | None) -> Evaluation | KernelwrightError:
+        """Have work done by an actor, and by another one where it dies."""
+        failed = "the executor was closed."
+        for tries in range(1, TRIES + 1):
+            if self.is_over(work):
+                break
             try:
-                actor = self._actor(call)
+                actor = self._actor(work)
             except _NoActorError as error:
-                failed = f"Wanted a judge for {job.task.id}; {error}"
+                failed = f"Wanted a judge for {work.task.id}; {error}"
                 if error.is_final:
                     break
                 continue
-            call.at_work.add(actor)
-            if call.is_over:  # the caller went before it could see this actor at work
-                self._idle.put(actor)
-                break
+            with self._lock:
+                self._having[work] = actor
+            if self.is_over(work):  # it was cancelled before its actor was known
+                self._discard(actor)
+            sent = map(_json, (work.task, work.candidate, work.settings, paired))
             try:
-                kind, value = self._ray.get(
-                    actor.evaluate.remote(job.task.model_dump_json(), job.candidate.model_dump_json(), changed, rival)
-                )
+                # JSON: another version on another machine says what it does not understand.
+                kind, value = self._ray.get(actor.evaluate.remote(*sent))
             except self._ray.exceptions.RayError as error:
                 self._discard(actor)
                 failed = (
-                    f"Wanted an evaluation of {job.task.id}; its judge died ({_in_a_line(error)}) {tries} times. "
+                    f"Wanted an evaluation of {work.task.id}; its judge died ({_in_a_line(error)}) {tries} times. "
                     "Is there memory left? Ray's logs say more."
                 )
             else:
                 self._idle.put(actor)
                 return Evaluation.model_validate_json(value) if kind == "evaluation" else value
             finally:
-                call.at_work.discard(actor)
-            if call.is_over or self._closing:
-                break
+                with self._lock:
+                    del self._having[work]
         return InfrastructureError(failed)
 
-    def _actor(self, call: _Call) -> Any:
-        """An actor that answers: one that died while idle must not cost a job a try. Raises `_NoActorError`."""
+    # --- actors ---------------------------------------------------------------------------------------------------
+
+    def _actor(self, work: Work) -> Any:
+        """An actor that answers: one that died while idle must not cost work a try. Raises `_NoActorError`."""
         since_s = time.monotonic()
         with self._lock:
             self._waiting += 1
@@ -205,7 +199,7 @@ class RayPool:
                 try:
                     actor = self._idle.get(timeout=_POLL_S)
                 except queue.Empty:
-                    self._give_up(call, since_s)
+                    self._give_up(work, since_s)
                     continue
                 if isinstance(actor, _NoActorError):
                     raise actor
@@ -219,12 +213,12 @@ class RayPool:
             with self._lock:
                 self._waiting -= 1
 
-    def _give_up(self, call: _Call, since_s: float) -> None:
+    def _give_up(self, work: Work, since_s: float) -> None:
         """Raise `_NoActorError` when waiting any longer is useless."""
-        if self._closing or call.is_over:
-            raise _NoActorError("the pool was closed.", is_final=True)
+        if self.is_over(work):
+            raise _NoActorError("the executor was closed.", is_final=True)
         with self._lock:
-            working = len(self._actors) > len(self._starting)
+            working = len(self.actors) > len(self._starting)
         if not working and time.monotonic() - since_s >= self._start_limit_s:
             raise _NoActorError(
                 f"Ray found no place for one within {self._start_limit_s:g} s. Is a machine gone, or do others hold its "
@@ -233,13 +227,13 @@ class RayPool:
             )
 
     def _start(self) -> None:
-        """Start an actor for each job that waits, as far as there are slots."""
+        """Start an actor for each work that waits, as far as there are slots."""
         with self._lock:
-            while len(self._starting) < self._waiting and len(self._actors) < self._slots and not self._closing:
+            while len(self._starting) < self._waiting and len(self.actors) < self.slots and not self.is_shut:
                 if not self._idle.empty():
                     return
                 actor = self._actor_class.remote(*self._start_arguments)
-                self._actors.add(actor)
+                self.actors.add(actor)
                 answer = self._starting[actor] = actor.ready.remote().future()
                 answer.add_done_callback(partial(self._started, actor))
 
@@ -250,7 +244,7 @@ class RayPool:
                 return  # it was discarded meanwhile
             del self._starting[actor]
             if (error := answer.exception()) is not None:
-                self._actors.discard(actor)  # it has ended; besides, Ray cannot be asked for anything in this thread
+                self.actors.discard(actor)  # it has ended; besides, Ray cannot be asked for anything in this thread
         if error is None:
             self._idle.put(actor)
         else:
@@ -259,9 +253,9 @@ class RayPool:
 
     def _discard(self, actor: Any) -> None:
         with self._lock:
-            if actor not in self._actors:
+            if actor not in self.actors:
                 return
-            self._actors.discard(actor)
+            self.actors.discard(actor)
             self._starting.pop(actor, None)
         self._ray.kill(actor, no_restart=True)
 
@@ -272,47 +266,38 @@ class RayPool:
 
 
 class _NoActorError(Exception):
-    """A job has no actor."""
+    """Work has no actor."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
         self.is_final = is_final
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """One use of `evaluate`."""
-
-    at_work: set[Any] = field(default_factory=set)
-    """Actors that have one of its jobs."""
-    is_over: bool = False
-
-
-class _JudgeActor:
+class JudgeActor:
     """The actor: a judge in a process of Ray's."""
 
-    def __init__(self, device: str, settings_json: str, make_judge: Callable[[str, Settings], Judge]) -> None:
+    def __init__(self, device: str, settings_json: str, make_judge: Callable[[str, Settings], TaskJudge]) -> None:
         self._device = device
         self._settings = Settings.model_validate_json(settings_json)
         self._make_judge = make_judge
-        self._judge: Judge | None = None
+        self._judge: TaskJudge | None = None
 
     def ready(self) -> int:
         """Id of the process, which answers once it runs."""
         return os.getpid()
 
     def evaluate(
-        self, task_json: str, candidate_json: str, changed: str | None, rival_json: str | None = None
+        self, task_json: str, candidate_json: str, settings_json: str | None = None, paired_json: str | None = None
     ) -> tuple[str, Any]:
-        """An evaluation as JSON, or an error that is the task's or the machine's."""
+        """An evaluation as JSON, or an error of the task or the machine."""
         try:
             if self._judge is None:
                 # Ray has set CUDA_VISIBLE_DEVICES to the one GPU of this actor.
                 self._judge = self._make_judge("cuda:0" if self._device == "cuda" else "cpu", self._settings)
             task, candidate = Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json)
-            settings = Settings.model_validate_json(changed) if changed else None
-            rival = Candidate.model_validate_json(rival_json) if rival_json else None
-            evaluation = self._judge.evaluate(task, candidate, settings=settings, paired_baseline=rival)
+            settings = Settings.model_validate_json(settings_json) if settings_json else None
+            paired = Candidate.model_validate_json(paired_json) if paired_json else None
+            evaluation = self._judge.evaluate(task, candidate, settings=settings, paired_baseline=paired)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
         where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}
@@ -329,7 +314,56 @@ class _JudgeActor:
         return "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
 
 
+def _json(record: Task | Candidate | Settings | None) -> str | None:
+    return None if record is None else record.model_dump_json()
+
+
 def _in_a_line(error: BaseException) -> str:
     """First and last line of an error of Ray's, whose texts run over many."""
     lines = str(error).strip().splitlines() or [""]
     return " ".join([f"{type(error).__name__}:", *dict.fromkeys((lines[0], lines[-1]))])
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """The package; raises ConfigError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            f"Wanted Ray, to judge on many machines; {error}. Install it with `pip install 'kernelwright[ray]'`."
+        ) from error
+    return ray
+
+
+def places_in(resources: dict[str, float], device: str, per_gpu: int) -> int:
+    """Number of judges that a cluster with these resources has places for; raises DeviceError at none."""
+    places = int(resources.get("GPU", 0)) * per_gpu if device == "cuda" else int(resources.get(JUDGE_RESOURCE, 0))
+    if places:
+        return places
+    what = "a GPU" if device == "cuda" else f"the resource `{JUDGE_RESOURCE}`"
+    start = f"""Start each node with `ray start --resources='{{"{JUDGE_RESOURCE}": 1}}' ...`."""
+    do = "Start nodes that have one, or judge on device cpu." if device == "cuda" else start
+    raise DeviceError(f"Wanted a Ray cluster with {what}; found {', '.join(sorted(resources))}. {do}")
+
+
+def connect(ray: Any, address: str | None, slots: int | None) -> None:
+    """Connect to a cluster, or start one on this machine with places for `slots` judges; raises DeviceError."""
+    quiet = {"log_to_driver": False, "configure_logging": False, "include_dashboard": False}
+    try:
+        if address is not None:
+            host, colon, port = address.rpartition(":")
+            if colon and "//" not in host:
+                # Ray asks for minutes; a port that nobody listens on is known at once.
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            places = {JUDGE_RESOURCE: slots or 1}
+            ray.init(address="local", resources=places, object_store_memory=OBJECT_STORE_BYTES, **quiet)
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise DeviceError(
+            f"Wanted the Ray cluster at {address or 'this machine'}; {error}. Start it with `ray start --head`."
+        ) from error

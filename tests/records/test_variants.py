@@ -6,8 +6,8 @@ from kernelwright.records import Candidate
 from kernelwright.records.decisions import next_to_judge, ranked
 from kernelwright.records.knobs import knobs_of
 from kernelwright.records.screened import screened_of
+from kernelwright.records.variants import SAMPLED, variants
 from kernelwright.search.proposals import Proposals
-from kernelwright.search.tuning import SAMPLED, variants
 from tests.samples import TASK
 
 CHOICES = {"block": (16, 32, 64, 128, 256), "stages": (1, 2, 3, 4)}
