@@ -12,10 +12,11 @@ from torch import fx
 
 from kernelwright.gpu.compilers import compile_triton
 from kernelwright.records.knobs import fixed, knobs_of
-from kernelwright.rewrites.fusion import groups, one_read, windows
+from kernelwright.rewrites.fusion import groups, one_read
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
 from kernelwright.rewrites.fusion.program import LoopProgram
+from kernelwright.rewrites.templates import convolution
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, interpreted, module_at, task_text
 
@@ -183,8 +184,8 @@ def sample(name: str) -> str:
 def fuse_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let small tensors have kernels, and convolutions that cuDNN might compute faster."""
     monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(windows, "LEAST_POINTS", 256)
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    monkeypatch.setattr(convolution, "LEAST_OUTPUTS", 256)
+    monkeypatch.setattr(convolution, "READS_PER_S", dict.fromkeys((True, False), 1e15))
 
 
 @pytest.fixture(autouse=True)
@@ -704,7 +705,7 @@ def test_few_channels_are_loaded_at_constant_distances(
 def float16_on_hopper(layer: str, inputs: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """PTX of a layer's kernel in float16, with its default knobs."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(windows, "READS_PER_S", dict.fromkeys((True, False), 1e15))
+    monkeypatch.setattr(convolution, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
     path = folder / "kernels.py"

@@ -29,7 +29,7 @@ def fused_0(x0):
     return y0
 """
 LAUNCH = f"import torch\n{HELPERS}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
-FP16 = f"import torch\n{HELPERS}\n{fp16_convolution.emit().strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
+FP16 = f"import torch\n{HELPERS}\n{fp16_convolution.FP16.helpers.strip()}\n_fused_0_launch = _Launch(_tanh, 256, 4)\n"
 SPLIT = {template.form: template.module(template.default) for template in (templates.SPLIT_CUDA, templates.SPLIT_TRITON)}
 RECURRENT = (
     templates.RECURRENT.module(templates.RECURRENT.default)

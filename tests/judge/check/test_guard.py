@@ -157,7 +157,7 @@ def test_whole_operands_in_16_bits_are_a_label(text, reference, labelled):
 
 
 def test_the_built_in_convolution_of_float16_has_its_label():
-    assert Label.FP16_OPERANDS in guard.static_labels(f"import torch\n{fp16_convolution.emit()}", REFERENCE)
+    assert Label.FP16_OPERANDS in guard.static_labels(f"import torch\n{fp16_convolution.FP16.helpers}", REFERENCE)
 
 
 @pytest.mark.parametrize("text", ["torch.cuda.CUDAGraph()", "torch.compile(f, mode='reduce-overhead')"])

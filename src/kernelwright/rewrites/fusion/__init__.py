@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
-from kernelwright.rewrites.fusion.convolution import ConvolutionKernel, Fp16ConvolutionKernel
+from kernelwright.rewrites.fusion.convolution import POOLED_TILES, WHOLE_CHANNELS, ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import ROWS
@@ -15,8 +15,10 @@ from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads
 from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
 from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
-from kernelwright.rewrites.fusion.windows import FP16_CONVOLUTION, POOLED_TILES, TILED, WHOLE_CHANNELS
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
+from kernelwright.rewrites.templates.convolution import TILED
+from kernelwright.rewrites.templates.fp16_convolution import FP16, FP16_CONVOLUTION
+from kernelwright.rewrites.templates.tf32_convolution import TF32
 from kernelwright.rewrites.tracing import OperatorGraph
 
 __all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "KernelFuser"]
@@ -99,7 +101,7 @@ class KernelFuser:
         if not self._on_gpu:
             return cpp.CppKernel(name, program, signature, strides)
         if program.convolution is not None:
-            return (Fp16ConvolutionKernel if self._fp16 else ConvolutionKernel)(name, program, signature, strides)
+            return ConvolutionKernel(name, program, signature, strides, FP16 if self._fp16 else TF32)
         kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
         made = kind(name, program, signature, strides)
         if self._single_pass and made.nest.kind == ROWS and reads_once(made.nest) and made.full_stores:

@@ -12,6 +12,8 @@ from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
+    POINTWISE,
+    ROWS,
     WHOLE,
     Dim,
     Pass,
@@ -60,11 +62,8 @@ class CppKernel(FusedKernel):
         """The Python function."""
         threads = "torch.get_num_threads()" if math.prod(self.program.space) >= SERIAL else "1"
 
-        def call(names: list[str], outs: list[str]) -> list[str]:
-            pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*names, *outs))
-            return [f"_library.{self.__name__}({pointers}, ctypes.c_int64({threads}))"]
-
-        return "\n".join(self._launcher(call))
+        pointers = ", ".join(f"ctypes.c_void_p({name}.data_ptr())" for name in (*self.given_names, *self.written))
+        return "\n".join(self._launcher([f"_library.{self.__name__}({pointers}, ctypes.c_int64({threads}))"]))
 
     @staticmethod
     def prologue(kernels: Sequence[CppKernel]) -> str:
@@ -82,6 +81,10 @@ class CppKernel(FusedKernel):
     def text(self) -> str:
         """All of its own text, by which equal kernels are found."""
         return self.source() + self.definition()
+
+    def _printed(self) -> str:
+        kinds = {POINTWISE: self._pointwise, ROWS: self._rows, COLUMNS: self._columns, WHOLE: self._whole}
+        return kinds[self.nest.kind]()
 
     def _literal(self, number: float) -> str:
         if math.isinf(number):

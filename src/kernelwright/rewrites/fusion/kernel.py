@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 
 from kernelwright.rewrites.fusion.groups import Signature, allocate
 from kernelwright.rewrites.fusion.nest import Dim, nest_of
 from kernelwright.rewrites.fusion.program import DTYPE, LoopProgram, Operand
+from kernelwright.rewrites.templates.text import block
 
 BINARY = {
     "add": "+",
@@ -31,7 +32,7 @@ class FusedKernel(ABC):
 
     neutral: ClassVar[dict[str, str]]
     """Text of each reduction's neutral element."""
-    helpers: ClassVar[str] = ""
+    helpers: str = ""
     """Text of functions that it needs beside those that all kernels share."""
 
     def __init__(self, name: str, program: LoopProgram, signature: Signature, strides: tuple[tuple[int, ...], ...]) -> None:
@@ -43,6 +44,12 @@ class FusedKernel(ABC):
         self.load_steps = list(program.loads)
         self.inputs = [f"in{index}" for index in range(len(strides))]
         self.outputs = [f"out{index}" for index in range(len(signature.stores))]
+        self.given_names = [f"x{index}" for index in range(len(strides))]
+        """Names of the arguments of the Python function."""
+        self.fresh = [f"y{index}" for index in range(len(signature.stores) - len(signature.updates))]
+        """Names of what it returns."""
+        self.written = [*self.fresh, *(self.given_names[index] for index in signature.updates)]
+        """Names of the tensors that the kernel writes to."""
         self.full_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if full]
         self.row_stores = [(number, step) for number, (step, full, _) in enumerate(signature.stores) if not full]
 
@@ -63,9 +70,9 @@ class FusedKernel(ABC):
         """All of its own text, by which equal kernels are found."""
         return self.definition()
 
+    @abstractmethod
     def _printed(self) -> str:
-        """The kernel itself: each printer has a method for each kind of nest."""
-        return cast(str, getattr(self, f"_{self.nest.kind}")())
+        """The kernel itself, by the kind of its nest."""
 
     @abstractmethod
     def _literal(self, number: float) -> str:
@@ -123,14 +130,10 @@ class FusedKernel(ABC):
         """A new tensor on the device of the first input, which may be of another type."""
         return f"x0.new_empty({size}{f', dtype={dtype}' if dtype != DTYPE or self.program.converts else ''})"
 
-    def _launcher(self, call: Callable[[list[str], list[str]], list[str]]) -> list[str]:
-        """The Python function around the statements that `call` makes of the names of inputs and outputs."""
-        names = [f"x{index}" for index in range(len(self.strides))]
-        outs = [f"y{index}" for index in range(len(self.signature.stores))]
+    def _launcher(self, statements: Sequence[str]) -> list[str]:
+        """The Python function around the statements that launch its kernels, from `given_names` to `written`."""
+        names, outs = self.given_names, self.fresh
         body = [f"{name} = _laid_out({name}, {strides})" for name, strides in zip(names, self.strides, strict=True)]
-        fresh = outs[: len(outs) - len(self.signature.updates)]
-        for out, (_, _, size), dtype in zip(fresh, self.signature.stores, self.signature.dtypes, strict=False):
+        for out, (_, _, size), dtype in zip(outs, self.signature.stores, self.signature.dtypes, strict=False):
             body.append(f"{out} = {self._empty(str(list(size)), dtype)}")
-        written = outs[: len(fresh)] + [names[index] for index in self.signature.updates]
-        body += [*call(names, written), f"return {', '.join(fresh)}"]
-        return [f"def {self.__name__}({', '.join(names)}):", *(f"    {line}" for line in body)]
+        return block(f"def {self.__name__}({', '.join(names)}):", [*body, *statements, f"return {', '.join(outs)}"])

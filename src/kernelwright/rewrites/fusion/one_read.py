@@ -38,7 +38,7 @@ class OneReadKernel(TritonKernel):
         """Names of what it does beyond fusing operators."""
         return (ONE_READ,)
 
-    def _rows(self) -> str:
+    def _printed(self) -> str:
         outer, rows = self._numbered("i", self.nest.outer), points(self.nest.outer)
         columns, passes = points(self.nest.reduced), self.plan.passes
         every, names = (*self.nest.outer, *self.nest.reduced), (*outer, *self._numbered("r", self.nest.reduced))
@@ -73,11 +73,9 @@ class OneReadKernel(TritonKernel):
         warps = f'KNOBS_{self.__name__.upper()}["warps"][0]'
         lines += [f"{launch} = _Launch(_{self.__name__}_kernel, {rows * chunks}, {warps})", "", ""]
 
-        def call(given: list[str], outs: list[str]) -> list[str]:
-            made = [*self._parts(str(rows * chunks)), f"state = x0.new_zeros([{1 + passed * rows}], dtype=torch.int32)"]
-            return [*made, f"{launch}({', '.join([*given, *parts, 'state', *outs])})"]
-
-        return "\n".join([*lines, *self._launcher(call)])
+        given = ", ".join([*self.given_names, *parts, "state", *self.written])
+        state = f"state = x0.new_zeros([{1 + passed * rows}], dtype=torch.int32)"
+        return "\n".join([*lines, *self._launcher([*self._parts(str(rows * chunks)), state, f"{launch}({given})"])])
 
     def _exchanged(self, number: int, item: Pass, rows: int, chunks: int) -> list[str]:
         """This chunk's partial results of a pass are stored; once all chunks' are, they are read as `a{index}`."""

@@ -11,6 +11,7 @@ from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
 from kernelwright.rewrites.fusion.nest import (
     COLUMNS,
+    POINTWISE,
     ROWS,
     WHOLE,
     Dim,
@@ -24,8 +25,8 @@ from kernelwright.rewrites.fusion.nest import (
     stores_everything,
 )
 from kernelwright.rewrites.fusion.program import DTYPE, REDUCERS, ROUNDED, LoopProgram
-from kernelwright.rewrites.fusion.windows import MOST_CHANNELS
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.convolution import MOST_CHANNELS
+from kernelwright.rewrites.templates.text import block, kernel_text
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""
@@ -136,9 +137,10 @@ class TritonKernel(FusedKernel):
         """Names of what it does beyond fusing operators."""
         return (SPLIT_ROWS,) if self.splits_rows else ()
 
-    def _whole(self) -> str:
-        """Everything is one row."""
-        return self._rows()
+    def _printed(self) -> str:
+        # Where everything is reduced, everything is one row.
+        kinds = {POINTWISE: self._pointwise, ROWS: self._rows, COLUMNS: self._columns, WHOLE: self._rows}
+        return kinds[self.nest.kind]()
 
     @staticmethod
     def prologue(kernels: Sequence[TritonKernel]) -> str:
@@ -242,20 +244,14 @@ class TritonKernel(FusedKernel):
 
     def _definition(self, suffix: str, arguments: Sequence[str], body: Sequence[str]) -> list[str]:
         """A kernel's text."""
-        return [
-            "@triton.jit",
-            f"def _{self.__name__}_{suffix}({', '.join(arguments)}):",
-            *(f"    {line}" for line in body),
-            "",
-            "",
-        ]
+        return ["@triton.jit", *block(f"def _{self.__name__}_{suffix}({', '.join(arguments)}):", body), "", ""]
 
     def _kernel(self, body: Sequence[str], grid: int, warps: int = 4) -> str:
         """Kernel and launcher around a body."""
         launch = f"_{self.__name__}_launch"
         lines = self._definition("kernel", [*self.inputs, *self.outputs], body)
         lines += [f"{launch} = _Launch(_{self.__name__}_kernel, {grid}, {warps})", "", ""]
-        lines += self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])
+        lines += self._launcher([f"{launch}({', '.join([*self.given_names, *self.written])})"])
         return "\n".join(lines)
 
     def _pointwise(self) -> str:
@@ -495,11 +491,8 @@ class TritonKernel(FusedKernel):
             grid = f"{rows} * {chunks}" if split else f"{rows}"
             lines.append(f'_{name}_{suffix}_launch = _Launch(_{name}_{suffix}, {grid}, {knobs}["warps"][0], {constants})')
 
-        def call(names: list[str], outs: list[str]) -> list[str]:
-            made = self._parts(f"{rows} * {chunks}")
-            for suffix, given, _ in launches:
-                written = outs if suffix == "apply" else []
-                made.append(f"_{name}_{suffix}_launch({', '.join([*names, *given, *written])})")
-            return made
-
-        return "\n".join([*declared, *lines, "", "", *self._launcher(call)])
+        calls = self._parts(f"{rows} * {chunks}")
+        for suffix, given, _ in launches:
+            written = self.written if suffix == "apply" else []
+            calls.append(f"_{name}_{suffix}_launch({', '.join([*self.given_names, *given, *written])})")
+        return "\n".join([*declared, *lines, "", "", *self._launcher(calls)])

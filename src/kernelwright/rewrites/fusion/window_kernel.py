@@ -165,7 +165,7 @@ def _knobs(sizes: tuple[int, ...], loads: list[Load]) -> dict[str, tuple[int, ..
 class ScanKernel(TritonKernel):
     """A Triton kernel whose programs go along a row each, tile by tile, and its launcher."""
 
-    def _pointwise(self) -> str:
+    def _printed(self) -> str:
         sizes, last = self.program.logical, len(self.program.logical) - 1
         rows, columns = math.prod(sizes[:-1]), sizes[-1]
         tile = min(4096, 1 << (columns - 1).bit_length())
@@ -190,7 +190,7 @@ class ScanKernel(TritonKernel):
         lines = [f"{knobs} = {options!r}", f'{constant} = {knobs}["tile"][0]', "", ""]
         lines += self._definition("kernel", [*self.inputs, *self.outputs, "TILE: tl.constexpr"], body)
         lines += [f'{launch} = _Launch(_{self.__name__}_kernel, {rows}, {knobs}["warps"][0], {constant})', "", ""]
-        return "\n".join([*lines, *self._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])])
+        return "\n".join([*lines, *self._launcher([f"{launch}({', '.join([*self.given_names, *self.written])})"])])
 
 
 def _is_aligned(window: Window | None) -> bool:
@@ -201,7 +201,7 @@ def _is_aligned(window: Window | None) -> bool:
 class WindowKernel(TritonKernel):
     """A Triton kernel whose loads are taps of windows, and its launcher."""
 
-    def _pointwise(self) -> str:
+    def _printed(self) -> str:
         return _printed(self)
 
 
@@ -247,5 +247,5 @@ def _printed(kernel: TritonKernel) -> str:
     launch = f"_{name}_launch"
     lines = [*declared, *kernel._definition("kernel", [*kernel.inputs, *kernel.outputs, *constants], body)]
     lines += [f'{launch} = _Launch(_{name}_kernel, {grid}, {knobs}["warps"][0], {rows}, {width}, {many})', "", ""]
-    lines += kernel._launcher(lambda names, outs: [f"{launch}({', '.join([*names, *outs])})"])
+    lines += kernel._launcher([f"{launch}({', '.join([*kernel.given_names, *kernel.written])})"])
     return "\n".join(lines)

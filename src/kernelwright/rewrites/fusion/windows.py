@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from torch import fx
 
@@ -30,14 +30,15 @@ from kernelwright.rewrites.graph import (
     is_call,
     is_tensor,
     numbers,
-    numel,
     read_once,
     shape,
     stretch_of,
     value,
 )
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
-from kernelwright.rewrites.rules.convolution import Geometry, geometry
+from kernelwright.rewrites.rules.convolution import geometry
+from kernelwright.rewrites.templates.convolution import ConvolutionSizes
+from kernelwright.rewrites.templates.tf32_convolution import TF32
 
 MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
 AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
@@ -45,32 +46,8 @@ MOST_PARTS = 4
 """Parts of a tensor that change places: each point reads all of them, all but one masked off. Our choice."""
 MOST_TAPS = 128
 """Elements of a window: each is a load of its own in the kernel's text."""
-TILED = "tiled-convolution"
-"""Technique: convolutions are computed by Triton kernels, together with what follows."""
-WHOLE_CHANNELS = "channels-in-tile"
-"""Technique: a convolution's tile has all channels of its positions, which the same kernel reduces."""
-MOST_CHANNELS = 128
-"""Channels of the widest tile."""
-FP16_CONVOLUTION = "fp16-convolution"
-"""Technique: a convolution's kernel multiplies float16 with as many bits as TF32 has, which each call lays out first."""
-POOLED_TILES = "pool-in-tile"
-"""Technique: the kernel of a convolution pools what it computes, place by place of each window."""
 MOST_PLACES = 64
 """Places of a window for each of which a convolution's kernel computes a tile. Our choice."""
-BYTES_PER_S = 4e12
-"""Of an H200's memory."""
-CUDNN_PASSES = 2.5
-"""How often cuDNN moves each byte of a convolution in this layout, which its tensor cores want transposed."""
-CUDNN_FLOPS = {1: 2.5e14, 2: 2.5e14, 3: 2e13}
-"""Its rate by the number of spatial dimensions. The times that KernelBench publishes for an H100 are 2 to 41 TFLOP/s for the
-eleven convolutions of volumes in its level 1, 18 in the median."""
-READS_PER_S = {True: 1.5e12, False: 6e11}
-"""Inputs that these kernels gather each second, with the arithmetic of their places: where channels fill steps, or else."""
-LEAST_POINTS, BRIEF_SUM = 1 << 17, 256
-"""Points of an output below which a few tiles have all sums to themselves, unless the sums are no longer than this: then the
-kernel takes less time than cuDNN takes on the host. Our choice."""
-LEAST_SUM = 16
-"""Least step of the sums: tensor cores multiply zeros beyond shorter ones."""
 
 
 def _taps(
@@ -191,55 +168,6 @@ def rearranged(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand
     return functools.reduce(functools.partial(program.add, "add"), steps)
 
 
-class Phase(NamedTuple):
-    """Taps of the outputs at one residue along a dimension: tap `j` of output unit `u` is weight `first + j * step`.
-
-    It reads the input at `u * scale + place + j * move`.
-    """
-
-    taps: int
-    first: int
-    step: int
-    scale: int
-    place: int
-    move: int
-
-
-def phases_of(found: Geometry, dim: int) -> list[Phase]:
-    """The phases along a dimension; an ordinary convolution has one."""
-    kernel, stride, padding, dilation = (item[dim] for item in (found.kernel, found.stride, found.padding, found.dilation))
-    if not found.transposed:
-        return [Phase(kernel, 0, 1, stride, -padding, dilation)]
-    phases = []
-    common = math.gcd(stride, dilation)
-    for residue in range(stride):
-        fitting = (tap for tap in range(stride // common) if (residue + padding - tap * dilation) % stride == 0)
-        first = next(fitting, kernel)
-        count = len(range(first, kernel, stride // common))
-        place = (residue + padding - first * dilation) // stride if count else 0
-        phases.append(Phase(count, first, stride // common, 1, place, -dilation // common))
-    return phases
-
-
-def _refusal(found: Geometry, output: fx.Node) -> str | None:
-    """Why the kernel does not take a convolution or could not be faster than cuDNN; none if it might."""
-    dtypes = {value(item).dtype for item in (found.source, found.weight)}
-    if len(dtypes) > 1 or not dtypes.issubset(REAL):
-        return "wanted one type of real numbers"
-    length = shape(found.source)[1] // found.groups * math.prod(found.kernel)
-    outputs = shape(output)[1] // found.groups
-    if numel(output) < LEAST_POINTS and length > BRIEF_SUM:
-        return f"wanted {LEAST_POINTS} outputs or sums of at most {BRIEF_SUM}, found {numel(output)} and {length}"
-    moved = 4 * (numel(output) + numel(found.source)) / BYTES_PER_S
-    products = numel(output) * length / (math.prod(found.stride) if found.transposed else 1)
-    gathered = products / min(128, outputs) / READS_PER_S[shape(found.source)[1] // found.groups % LEAST_SUM == 0]
-    # cuDNN computes transposed convolutions at half the rate of others.
-    computed = 2 * products / CUDNN_FLOPS[len(found.kernel)] * (1 + found.transposed)
-    if max(moved, gathered) > CUDNN_PASSES * moved + computed:
-        return "cuDNN takes less time than the kernel takes for gathering its inputs"
-    return None
-
-
 def _convolution(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
     """Lowering of any convolution: a depthwise one by its taps, another one as a step that tiles compute."""
     try:
@@ -248,7 +176,11 @@ def _convolution(program: LoopProgram, node: fx.Node, get: Callable[[Any], Opera
     except UnsupportedError:
         pass
     found = geometry(node)
-    if found is None or found.source in program.values or program.convolution or _refusal(found, node):
+    if found is None or found.source in program.values or program.convolution:
+        raise UnsupportedError("no convolution that tiles compute")
+    if value(found.source).dtype not in REAL or value(found.weight).dtype != value(found.source).dtype:
+        raise UnsupportedError("operands that are not of one type of real numbers")
+    if TF32.refusal(ConvolutionSizes(found, shape(node))) is not None:
         raise UnsupportedError("no convolution that tiles compute")
     if program.reduced not in ((), (1,)) or program.split > 1:
         raise UnsupportedError("a reduction over more than the channels")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
@@ -36,3 +37,8 @@ def filled(text: str, **values: object) -> str:
 def raw_literal(text: str) -> str:
     """Python text of a raw string that begins on a line of its own."""
     return f'r"""\n{text}"""'
+
+
+def block(head: str, lines: Iterable[str]) -> list[str]:
+    """Statements under the head of a loop, a function or a condition."""
+    return [head, *(f"    {line}" for line in lines)]
