@@ -79,6 +79,13 @@ def test_tasks_bound_by_the_device_follow_from_the_seed_and_miniatures_differ_in
     assert [family_of(task) for task in every(SMALL)] == [family_of(task) for task in every(DRAWN)]
 
 
+@pytest.mark.parametrize("task", every(device_bound_tasks(128, 80, miniature=True)), ids=family_of)
+def test_the_reference_of_every_task_runs_on_its_own_inputs(task):
+    namespace = {}
+    exec(task.source, namespace)
+    assert namespace["Model"](*namespace["get_init_inputs"]())(*namespace["get_inputs"]()).isfinite().all()
+
+
 def shrunk(source):
     return source.replace("8192", "64").replace("2048", "64").replace("512", "64").replace("1024", "64")
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +74,8 @@ class Source(Part):
     inputs: tuple[str, ...] = ("torch.randn(ROWS, OUT)",)
     kind: str = "elementwise"
     """Class of task, as in the built-in suite."""
+    rows: str = "ROWS"
+    """Rows of the matrix that it makes."""
 
 
 P = TypeVar("P", bound=Part)
@@ -305,8 +308,26 @@ def _drawn(pair: Pair, dice: random.Random, miniature: bool) -> Task:
         points = [dice.choice(every)]
     by_name = _SIZES.get(source.name) or _SIZES.get(tail.name)
     sizes = dice.choice(by_name or (_LARGE if len(points) == 1 else _MEDIUM))
-    parts: Parts = (source, *points, tail)
-    return task_of(DEVICE_BOUND, parts, MINIATURE if miniature else sizes)
+    return task_of(DEVICE_BOUND, _fitted(source, *points, tail), MINIATURE if miniature else sizes)
+
+
+def _fitted(source: Source, *parts: Part) -> Parts:
+    """The parts, those after the source written for as many rows as it makes."""
+    if source.rows == "ROWS":
+        return source, *parts
+    return source, *(
+        replace(
+            part,
+            lines=_with_rows(part.lines, source.rows),
+            inputs=_with_rows(part.inputs, source.rows),
+            others={technique: _with_rows(spelling, source.rows) for technique, spelling in part.others.items()},
+        )
+        for part in parts
+    )
+
+
+def _with_rows(texts: tuple[str, ...], rows: str) -> tuple[str, ...]:
+    return tuple(re.sub(r"\bROWS\b", rows, text) for text in texts)
 
 
 # --- other ways to compute a task -----------------------------------------------------------------------------------
@@ -361,7 +382,9 @@ def _parts(task: Task) -> Parts | None:
     family = family_of(task)
     if family is None:
         return None
-    return tuple(_BY_NAME[name] for name in family.split("+"))
+    source, *parts = (_BY_NAME[name] for name in family.split("+"))
+    assert isinstance(source, Source)
+    return _fitted(source, *parts)
 
 
 def _kernels(parts: Parts) -> Iterator[Variation]:
