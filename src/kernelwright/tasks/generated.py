@@ -320,7 +320,7 @@ def _fitted(source: Source, *parts: Part) -> Parts:
             part,
             lines=_with_rows(part.lines, source.rows),
             inputs=_with_rows(part.inputs, source.rows),
-            others={technique: _with_rows(spelling, source.rows) for technique, spelling in part.others.items()},
+            alternatives={technique: _with_rows(spelling, source.rows) for technique, spelling in part.alternatives.items()},
         )
         for part in parts
     )
