@@ -100,49 +100,8 @@ def check_task_source(source: str, where: str) -> None:
 _BEGIN = "# Modules from the folder of this task's file, so that the text stands alone."
 _END = "# The task's own text goes on here."
 
-_LOADER = '''
-import importlib.abc
-import importlib.util
-import linecache
-import sys
-
-
-class _FolderModules(importlib.abc.InspectLoader, importlib.abc.MetaPathFinder):
-    """Imports what `_FOLDER_MODULES` holds, in place of other modules of these names until `end`."""
-
-    def find_spec(self, name, path=None, target=None):
-        known = _FOLDER_MODULES.get(name)
-        return known and importlib.util.spec_from_loader(name, self, is_package=known[0].endswith("__init__.py"))
-
-    def get_source(self, name):
-        return _FOLDER_MODULES[name][1]
-
-    def get_code(self, name):
-        file, text = _FOLDER_MODULES[name]
-        linecache.cache[f"<{file}>"] = len(text), None, text.splitlines(True), f"<{file}>"
-        return self.source_to_code(text, f"<{file}>")
-
-    def exec_module(self, module):
-        module.__file__ = f"<{_FOLDER_MODULES[module.__name__][0]}>"
-        super().exec_module(module)
-
-    def begin(self):
-        known = {name: sys.modules.pop(name) for name in _FOLDER_MODULES if name in sys.modules}
-        self.others = {name: one for name, one in known.items() if not self.is_one(getattr(one, "__loader__", None))}
-        sys.meta_path[:] = [self, *(one for one in sys.meta_path if not self.is_one(one))]
-
-    def end(self):
-        sys.meta_path.remove(self)
-        sys.meta_path.append(self)
-        sys.modules.update(self.others)
-
-    def is_one(self, other):
-        return type(other).__name__ == "_FolderModules"
-
-
-_folder_modules = _FolderModules()
-_folder_modules.begin()
-'''
+_LOADER = (Path(__file__).parent / "data" / "folder_modules.txt").read_text(encoding="utf-8")
+"""Statements that let a text import from `_FOLDER_MODULES`."""
 _LAST = "_folder_modules.end()"
 
 
