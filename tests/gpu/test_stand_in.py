@@ -16,7 +16,7 @@ from kernelwright.assembly.gpu_backend import GpuBackend
 from kernelwright.assembly.measurement import Status
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import TensorArgument
-from kernelwright.gpu.launcher import TURNS_VARIABLE, CudaLauncher
+from kernelwright.gpu.launcher import TURNS_VARIABLE, packed_arguments
 from kernelwright.gpu.target import load_target
 from kernelwright.judge.schedules import ContainedLauncher, Plan
 from kernelwright.sass import Schedule, load
@@ -65,10 +65,8 @@ def parameter_sizes(cubin, entry):
 )
 def test_arguments_have_the_number_and_sizes_of_the_kernels_parameters(name, request):
     target = load_target(name.replace("benchmarks", str(request.config.rootpath / "benchmarks")), 90)
-    launcher = object.__new__(CudaLauncher)
-    launcher._spec = target.spec
-    pointers = {a.name: 16 for a in target.spec.arguments if isinstance(a, TensorArgument)}
-    given = [ctypes.sizeof(value) for value in launcher._pack(pointers)._values]
+    pointers = {tensor.name: 16 for tensor in target.spec.tensors}
+    given = [ctypes.sizeof(value) for value in packed_arguments(target.spec, pointers).values]
     assert given == parameter_sizes(target.cubin, target.spec.entry)
 
 

@@ -191,9 +191,9 @@ class KernelArguments:
     """Argument list of a launch in the driver's form; ctypes values in the kernel's order, pointers as `c_uint64`."""
 
     def __init__(self, values: Sequence[ctypes._SimpleCData[Any]]) -> None:
-        self._values = tuple(values)
-        self.packed = (ctypes.c_void_p * len(self._values))(
-            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self._values)
+        self.values = tuple(values)
+        self.packed = (ctypes.c_void_p * len(self.values))(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in self.values)
         )
 
 

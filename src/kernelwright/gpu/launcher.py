@@ -9,7 +9,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,7 +92,7 @@ class CudaLauncher:
         self._driver = CudaDriver() if driver is None else driver
         # Set 0 is for checks, so that checking does not disturb what is timed.
         self._pointers = [self._allocate() for _ in range(spec.input_sets + 1)]
-        self._arguments = [self._pack(pointers) for pointers in self._pointers]
+        self._arguments = [packed_arguments(spec, pointers) for pointers in self._pointers]
         # Allocated now, so that too little memory is not taken for a schedule's fault later.
         self._kept: list[tuple[int | None, dict[str, int]]] = [
             (None, self._allocate(filled_only=True)) for _ in range(_SEEDS_KEPT)
@@ -224,18 +224,6 @@ class CudaLauncher:
             if tensor.role == "output":
                 self._driver.fill(pointers[tensor.name], POISON, tensor.size_bytes)
 
-    def _pack(self, pointers: dict[str, int]) -> KernelArguments:
-        values: list[Any] = []
-        for argument in self._spec.arguments:
-            match argument:
-                case TensorArgument():
-                    values.append(ctypes.c_uint64(pointers[argument.name]))
-                case NullArgument():
-                    values.append(ctypes.c_uint64(0))
-                case ScalarArgument():
-                    values.append(_scalar(argument))
-        return KernelArguments(values)
-
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
@@ -261,6 +249,20 @@ def cuda_launcher(spec: LaunchSpec) -> Launcher:
 def cuda_launcher_on(device: int, spec: LaunchSpec) -> Launcher:
     """Make a `CudaLauncher` on one GPU of several."""
     return CudaLauncher(spec, CudaDriver(device))
+
+
+def packed_arguments(spec: LaunchSpec, pointers: Mapping[str, int]) -> KernelArguments:
+    """Arguments of a launch in the driver's form, with the address of each tensor by its name."""
+    values: list[Any] = []
+    for argument in spec.arguments:
+        match argument:
+            case TensorArgument():
+                values.append(ctypes.c_uint64(pointers[argument.name]))
+            case NullArgument():
+                values.append(ctypes.c_uint64(0))
+            case ScalarArgument():
+                values.append(_scalar(argument))
+    return KernelArguments(values)
 
 
 def _scalar(argument: ScalarArgument) -> Any:

@@ -98,7 +98,7 @@ KNOWN = frozenset(
         "87c7d5e0e9f4a870",  # _beside, the same
         "4c1036089f312c63",  # _build, rewrites/templates/fused_build.py.txt
         "ccf202575904c163",  # _Launch, rewrites/templates/fused.triton.txt
-        "25ee996d370bdd20",  # _FolderModules, tasks/source.py
+        "25ee996d370bdd20",  # _FolderModules, tasks/data/folder_modules.txt
         "6d84f3cd589ff08d",  # built, rewrites/templates/cuda_library.txt
         "4d393cd04b7b5009",  # library, rewrites/templates/split_product.cuda.txt
         "48e3f94389c98ffa",  # Product, the same
