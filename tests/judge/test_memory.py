@@ -12,7 +12,7 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check import check
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
-from kernelwright.judge.check.oracle import _disturbed
+from kernelwright.judge.check.oracle import disturbed
 from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.timing.triple import ProcessTriple
@@ -99,7 +99,7 @@ def test_noise_takes_no_more_than_its_result(dtype):
     x = torch.randn(64, 256, dtype=dtype)
     x[0, 0], x[1, 1] = math.inf, math.nan
     with PeakBytes() as held:
-        noisy = _disturbed(x, 1e-3)
+        noisy = disturbed(x, 1e-3)
     assert held.peak < 1.25 * x.nbytes
     finite = torch.isfinite(x)
     assert torch.equal(torch.isfinite(noisy), finite)

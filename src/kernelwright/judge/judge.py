@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -139,11 +140,8 @@ class Judge:
         started = time.monotonic()
         began = utc_now()
         settings = settings or self.settings
-
-        def ran_out(found: CheckFindings) -> bool:
-            return found.failure is not None and found.failure.reason is Reason.OUT_OF_MEMORY
-
-        found = self.with_memory(lambda: self._found(task, candidate, settings, paired_baseline), ran_out, alone)
+        attempt = functools.partial(self._found, task, candidate, settings, paired_baseline)
+        found = self.with_memory(attempt, CheckFindings.ran_out, alone)
         return record_of(
             found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), paired_baseline
         )
@@ -315,11 +313,7 @@ class Judge:
         self._progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-
-        def tell(done: int, most: int) -> None:
-            self._progress(f"timing: {done} of at most {most} process triples")
-
-        score, processes = time_candidate(trial, check, self.flush, tell, checked)
+        score, processes = time_candidate(trial, check, self.flush, self._progress, checked)
         checks["device_after"] = device_state(self.device)
         checks["clocks"] = {"processes": processes}
         return score

@@ -55,7 +55,7 @@ def filters(monkeypatch):
     for machine, architecture in (("x86_64", X86), ("aarch64", ARM)):
         monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
         for scoped in (True, False):
-            made[architecture, scoped] = sandbox._filter(4242, scoped)
+            made[architecture, scoped] = sandbox.call_filter(4242, scoped)
     return made
 
 
@@ -187,7 +187,7 @@ def test_every_jump_lands_inside_the_program(filters):
 def test_an_unknown_machine_has_no_filter_and_says_so(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "vax")
     with pytest.raises(SandboxError, match="vax"):
-        sandbox._filter(1, True)
+        sandbox.call_filter(1, True)
     assert isolation_here()["seccomp"] == "no filter for vax"
 
 
@@ -328,7 +328,7 @@ def test_the_filter_is_handed_to_the_kernel_whole(kernel):
     ((mode, program, *_),) = fake.made(f"prctl {sandbox.PR_SET_SECCOMP}")
     length, _ = struct.unpack("=HxxxxxxQ", ctypes.string_at(program, 16))
     assert mode == 2
-    assert length == len(sandbox._filter(os.getpid(), True)) // 8
+    assert length == len(sandbox.call_filter(os.getpid(), True)) // 8
 
 
 def test_resources_are_bounded_for_good(monkeypatch):

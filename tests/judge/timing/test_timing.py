@@ -577,10 +577,10 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     trial = FakeTrial()
     trial.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
     told = []
-    found = timing.time_candidate(trial, trial.check, None, lambda done, most: told.append((done, most)))
+    found = timing.time_candidate(trial, trial.check, None, told.append)
     score, summaries = found
     assert seen == list(range(processes))
-    assert told == [(done + 1, 4) for done in seen]
+    assert told == [f"timing: {done + 1} of at most 4 process triples" for done in seen]
     assert timing.time_candidate(trial, trial.check, None) == found
     assert score.candidate_us == 50.0
     assert summaries == [{"process": process} for process in range(processes)]

@@ -321,16 +321,10 @@ class Bounds:
         dtypes, settings = self._trial.facts.output_dtypes, self._trial.settings
         # Each costs a run in float64, and serves all outputs.
         shared = itertools.tee(lower, len(dtypes))
-
-        def errors(index: int, dtype: torch.dtype) -> Iterator[Distance]:
-            wanted = lower_precisions(dtype)
-            for bits, error in shared[index] if wanted else ():
-                if bits in wanted:
-                    yield error.of(index)
-                if bits <= wanted[-1]:
-                    return
-
-        found = [calibrate(reference.of(index), errors(index, dtype), dtype, settings) for index, dtype in enumerate(dtypes)]
+        found = [
+            calibrate(reference.of(index), _errors_below(dtype, errors, index), dtype, settings)
+            for index, (dtype, errors) in enumerate(zip(dtypes, shared, strict=True))
+        ]
         lowers = [one.lower for one in found if one.lower is not None]
         for index, one in enumerate(found):
             if one.lower is not None:
@@ -386,6 +380,16 @@ class Bounds:
 def _never_narrower(old: Distance, *new: Distance) -> Distance:
     """The widest of several limits of one output, number by number; of integers the first one."""
     return replace(farthest([old, *new]), differing=old.differing)
+
+
+def _errors_below(dtype: torch.dtype, errors: Iterable[tuple[int, Distance]], index: int) -> Iterator[Distance]:
+    """Errors of one output in the precisions below its dtype, among `errors` by mantissa bits."""
+    wanted = lower_precisions(dtype)
+    for bits, error in errors if wanted else ():
+        if bits in wanted:
+            yield error.of(index)
+        if bits <= wanted[-1]:
+            return
 
 
 def _loose(dtype: torch.dtype) -> Distance:

@@ -6,6 +6,7 @@ that the next lower precision would make, so that a candidate may sum in another
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -202,16 +203,16 @@ def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
 
     What is subnormal in float64, where fewer bits are explicit, keeps fewer.
     """
-    dropped = 52 - bits
+    return by_parts(x, functools.partial(_without_bits, 52 - bits))
 
-    def rounded(part: torch.Tensor) -> torch.Tensor:
-        wide = part.double()
-        pattern = wide.view(torch.int64)
-        # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
-        summed = (pattern >> dropped).bitwise_and_(1).add_(pattern).add_((1 << (dropped - 1)) - 1)
-        return torch.where(wide.isnan(), wide, summed.bitwise_and_(-1 << dropped).view(torch.float64))
 
-    return by_parts(x, rounded)
+def _without_bits(dropped: int, part: torch.Tensor) -> torch.Tensor:
+    """A part in float64 whose last `dropped` mantissa bits are rounded away."""
+    wide = part.double()
+    pattern = wide.view(torch.int64)
+    # Just less than half of what is kept, and a bit more where the kept part is odd; a carry ends in the exponent.
+    summed = (pattern >> dropped).bitwise_and_(1).add_(pattern).add_((1 << (dropped - 1)) - 1)
+    return torch.where(wide.isnan(), wide, summed.bitwise_and_(-1 << dropped).view(torch.float64))
 
 
 def trivial_outputs(truth: torch.Tensor, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

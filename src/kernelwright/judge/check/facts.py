@@ -97,17 +97,17 @@ class TaskFacts:
         """
         names = self.oracle.parameter_names
         matrices = {key for key in names if state[key].dim() > 1}
+        return self._with_new(state, matrices or names, self._part_of_a_row)
 
-        def chosen(value: torch.Tensor) -> torch.Tensor:
-            if not value.dim():
-                return one_of(value, self.generator)
-            mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
-            if value.numel():
-                row = mask[int(torch.randint(len(value), (), generator=self.generator, device=value.device))]
-                row |= some_of(row, 0.03, self.generator) | one_of(row, self.generator)
-            return mask
-
-        return self._with_new(state, matrices or names, chosen)
+    def _part_of_a_row(self, value: torch.Tensor) -> torch.Tensor:
+        """Mask of a few elements of one row, or of the only element."""
+        if not value.dim():
+            return one_of(value, self.generator)
+        mask = torch.zeros(value.shape, dtype=torch.bool, device=value.device)
+        if value.numel():
+            row = mask[int(torch.randint(len(value), (), generator=self.generator, device=value.device))]
+            row |= some_of(row, 0.03, self.generator) | one_of(row, self.generator)
+        return mask
 
     def _with_new(self, state: State, names: Set[str], chosen: Callable[[torch.Tensor], torch.Tensor]) -> State:
         """The same state with the chosen elements of these parameters drawn anew."""

@@ -168,6 +168,10 @@ class CheckFindings:
         """Keep a label; raises as `add`."""
         self.add([CheckFinding.remark(label, detail)])
 
+    def ran_out(self) -> bool:
+        """True where the examination broke off for want of memory."""
+        return self.failure is not None and self.failure.reason is Reason.OUT_OF_MEMORY
+
     @property
     def decisive(self) -> Failed | None:
         """Reason of the verdict; None for an accepted candidate."""

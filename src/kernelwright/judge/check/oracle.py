@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import re
 import sys
@@ -110,20 +111,18 @@ class Oracle:
         Raises:
             OutOfDomainError: the reference raised or gave NaN.
         """
-
-        def convert(tensor: torch.Tensor, noise: float = noise) -> torch.Tensor:
-            exact = _wide(tensor if mantissa_bits is None else _rounded(tensor, mantissa_bits))
-            return _disturbed(exact, noise) if noise and is_inexact(tensor) else exact
-
         skeleton, tensors = flatten(inputs)
         with _float64_default():
+            noises = dict.fromkeys(self.parameter_names, noise)
             self._double.load_state_dict(
-                {key: convert(value, noise if key in self.parameter_names else 0.0) for key, value in state.items()}
+                {key: _exact(value, mantissa_bits, noises.get(key, 0.0)) for key, value in state.items()}
             )
             self._double.train(training)
             shares = contextlib.nullcontext() if self.give_way is None else _SharedDevice(self.give_way)
             with shares, contextlib.nullcontext() if mode is None else mode:
-                return self._run(self._double, unflatten(skeleton, [convert(t) for t in tensors]))
+                return self._run(
+                    self._double, unflatten(skeleton, [_exact(tensor, mantissa_bits, noise) for tensor in tensors])
+                )
 
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""
@@ -458,14 +457,20 @@ def _widened(module: torch.nn.Module) -> torch.nn.Module:
     return module._apply(_wide)  # type: ignore[no-any-return, no-untyped-call]  # what `double` and `to` do, too
 
 
-def _disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
-    size = size_of(x, finite=True)
+def _exact(tensor: torch.Tensor, mantissa_bits: int | None, noise: float) -> torch.Tensor:
+    """A tensor in float64 or complex128, first rounded and then moved at random where that is asked for."""
+    exact = _wide(tensor if mantissa_bits is None else _rounded(tensor, mantissa_bits))
+    return disturbed(exact, noise) if noise and is_inexact(tensor) else exact
 
-    def moved(part: torch.Tensor) -> torch.Tensor:
-        noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)
-        return torch.where(torch.isfinite(part), noisy, part)
 
-    return by_parts(x, moved)
+def disturbed(x: torch.Tensor, noise: float) -> torch.Tensor:
+    """The tensor moved at random by a share (`noise`) of each element and of its own size."""
+    return by_parts(x, functools.partial(_moved, noise, size_of(x, finite=True)))
+
+
+def _moved(noise: float, size: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    noisy = torch.randn_like(part).mul_(part.abs().add_(size).mul_(noise)).add_(part)
+    return torch.where(torch.isfinite(part), noisy, part)
 
 
 @contextlib.contextmanager

@@ -211,56 +211,68 @@ _CLONE_NEW_ANY = 0x7E020080
 _AF_UNIX = 1
 
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_REFUSED = _ERRNO | errno.EPERM
 _LD_ABS, _JEQ, _JSET, _JGE, _RET = 0x20, 0x15, 0x45, 0x35, 0x06
 
 
-def _filter(own_pid: int, scoped_signals: bool) -> bytes:
+class _BpfProgram:
+    """A BPF program in the making."""
+
+    FIRST_ARGUMENT = 16
+    """Offset of the first argument's low half in struct seccomp_data."""
+
+    def __init__(self, *instructions: tuple[int, int, int, int]) -> None:
+        self._instructions = [*instructions]
+
+    def when(self, number: int, *body: tuple[int, int, int, int]) -> None:
+        """Run a body for calls of this number only."""
+        self._instructions += [(_JEQ, 0, len(body), number), *body]
+
+    def refuse_unless(self, number: int, *tests: tuple[int, int, int, int]) -> None:
+        """Refuse calls of this number unless a test of the first argument jumps over the refusal."""
+        self.when(number, (_LD_ABS, 0, 0, self.FIRST_ARGUMENT), *tests, (_RET, 0, 0, _REFUSED), (_RET, 0, 0, _ALLOW))
+
+    def assembled(self) -> bytes:
+        """The program, which allows what it does not name."""
+        return b"".join(struct.pack("=HBBI", *one) for one in (*self._instructions, (_RET, 0, 0, _ALLOW)))
+
+
+def call_filter(own_pid: int, scoped_signals: bool) -> bytes:
     """The BPF program. Refused calls return an error rather than kill, so that honest libraries can carry on."""
     machine = platform.machine()
     if machine not in ARCHITECTURES:
         raise SandboxError(f"No seccomp filter is written for {machine}; wanted {' or '.join(ARCHITECTURES)}.")
     index = 0 if machine == "x86_64" else 1
-    deny = _ERRNO | errno.EPERM
-    low = 16  # offset of the first argument's low half in struct seccomp_data
-
-    program: list[tuple[int, int, int, int]] = [
+    # The x32 calls are a second way to everything.
+    without_x32 = ((_JGE, 0, 1, 0x40000000), (_RET, 0, 0, _REFUSED)) if index == 0 else ()
+    program = _BpfProgram(
         (_LD_ABS, 0, 0, 4),
         (_JEQ, 1, 0, ARCHITECTURES[machine]),
         (_RET, 0, 0, _KILL_PROCESS),
         (_LD_ABS, 0, 0, 0),
-    ]
-    if index == 0:  # the x32 calls are a second way to everything
-        program += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, deny)]
-
-    def when(number: int, *body: tuple[int, int, int, int]) -> None:
-        program.append((_JEQ, 0, len(body), number))
-        program.extend(body)
-
-    def refuse_unless(number: int, *tests: tuple[int, int, int, int]) -> None:
-        """Tests of the first argument jump over the refusal."""
-        when(number, (_LD_ABS, 0, 0, low), *tests, (_RET, 0, 0, deny), (_RET, 0, 0, _ALLOW))
-
-    for calls, answer in ((_DENIED, deny), (_IGNORED, _ERRNO)):
+        *without_x32,
+    )
+    for calls, answer in ((_DENIED, _REFUSED), (_IGNORED, _ERRNO)):
         for numbers in calls.values():
             if numbers[index] >= 0:
-                when(numbers[index], (_RET, 0, 0, answer))
+                program.when(numbers[index], (_RET, 0, 0, answer))
     flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
-    when(_IOCTL[index], (_LD_ABS, 0, 0, low + 8), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO))
+    second = _BpfProgram.FIRST_ARGUMENT + 8
+    program.when(_IOCTL[index], (_LD_ABS, 0, 0, second), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO))
     # glibc falls back to clone, whose flags a filter can read, when clone3 is not there.
-    when(_CLONE3[index], (_RET, 0, 0, _ERRNO | errno.ENOSYS))
-    refuse_unless(_SOCKET[index], (_JEQ, 1, 0, _AF_UNIX))
-    refuse_unless(_CLONE[index], (_JSET, 0, 1, _CLONE_NEW_ANY))
-    refuse_unless(_PRLIMIT[index], (_JEQ, 1, 0, 0))  # 0 is the caller
+    program.when(_CLONE3[index], (_RET, 0, 0, _ERRNO | errno.ENOSYS))
+    program.refuse_unless(_SOCKET[index], (_JEQ, 1, 0, _AF_UNIX))
+    program.refuse_unless(_CLONE[index], (_JSET, 0, 1, _CLONE_NEW_ANY))
+    program.refuse_unless(_PRLIMIT[index], (_JEQ, 1, 0, 0))  # 0 is the caller
     if not scoped_signals:  # Landlock's signal scope is better: it lets a worker end its own children
         for numbers in _SIGNAL_CALLS:
-            refuse_unless(numbers[index], (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0))
-    program.append((_RET, 0, 0, _ALLOW))
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+            program.refuse_unless(numbers[index], (_JEQ, 2, 0, own_pid), (_JEQ, 1, 0, 0))
+    return program.assembled()
 
 
 def restrict_calls(scoped_signals: bool) -> None:
     """Install the system-call filter; threads and children inherit it. `no_new_privs` must be set already."""
-    code = _filter(os.getpid(), scoped_signals)
+    code = call_filter(os.getpid(), scoped_signals)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     _require(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp refused the filter")

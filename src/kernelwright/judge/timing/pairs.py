@@ -52,7 +52,7 @@ def time_candidate(
     trial: Trial,
     check: CheckResult,
     flush: CacheFlush,
-    on_process: Callable[[int, int], None] | None = None,
+    progress: Callable[[str], None] | None = None,
     checked: Mapping[str, Side] | None = None,
 ) -> tuple[Score, list[dict[str, float]]]:
     """Measure until the interval is narrow or tells enough, or processes or time run out.
@@ -63,7 +63,7 @@ def time_candidate(
         trial: The candidate and its task.
         check: Result of its check.
         flush: Empties the device's caches.
-        on_process: Told (finished, most) after each process triple.
+        progress: Log of what is done after each process triple.
         checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
 
     Raises:
@@ -87,8 +87,8 @@ def time_candidate(
                 raise
             trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
         process = len(triples)
-        if on_process is not None:
-            on_process(process, max(process, settings.processes_max))
+        if progress is not None:
+            progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
         if process < settings.processes_min and not spent:
             continue
         # What ends here whatever was seen may miss with all of the probability that is left.

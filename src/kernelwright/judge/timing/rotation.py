@@ -11,6 +11,7 @@ to stock baselines that a run publishes are its numbers.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import time
@@ -81,27 +82,16 @@ def rotate(
     settings = settings or judge.settings
 
     device: dict[str, float] = {}
-
-    def attempt() -> dict[str, Rotated | Failed]:
-        with judge.evaluation_folder(task) as directory:
-            trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(Demands()))
-            try:
-                return measure(trial, baselines, judge.flush)
-            finally:
-                device.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s)
-
-    def ran_out(found: dict[str, Rotated | Failed]) -> bool:
-        return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
-
+    attempt = functools.partial(_attempt, judge, task, baselines, settings, device)
     found = None
     try:
-        found = judge.with_memory(attempt, ran_out, alone)
+        found = judge.with_memory(attempt, _ran_out, alone)
     except CrowdedError:
         raise
     except DeviceError:
         if len(baselines) == 1:
             raise
-    if found is None or (ran_out(found) and len(baselines) > 1):
+    if found is None or (_ran_out(found) and len(baselines) > 1):
         # Six modules of one task may not fit where three do.
         middle = len(baselines) // 2
         return [
@@ -122,6 +112,22 @@ def rotate(
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
         records.append(record_of(findings, task, baseline, str(judge.device), began, time.monotonic() - started))
     return records
+
+
+def _attempt(
+    judge: Judge, task: Task, baselines: Sequence[Candidate], settings: Settings, device: dict[str, float]
+) -> dict[str, Rotated | Failed]:
+    """Latencies or failures by hash; `device` gets the seconds for which it was held and waited for."""
+    with judge.evaluation_folder(task) as directory:
+        trial = judge.trial(task, baselines[0], directory, settings, CheckFindings(Demands()))
+        try:
+            return measure(trial, baselines, judge.flush)
+        finally:
+            device.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s)
+
+
+def _ran_out(found: dict[str, Rotated | Failed]) -> bool:
+    return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
 
 
 def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failed]:

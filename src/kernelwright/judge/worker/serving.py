@@ -68,12 +68,12 @@ def say_where_when_asked(private: Path) -> None:
     """
     asked = os.open(private / ASKED, os.O_RDONLY)
     stack = os.open(private / STACK_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    threading.Thread(target=_answer_where, args=(asked, stack), daemon=True).start()
 
-    def answer() -> None:
-        while os.read(asked, 1 << 10):
-            os.write(stack, _where().encode(errors="replace"))
 
-    threading.Thread(target=answer, daemon=True).start()
+def _answer_where(asked: int, stack: int) -> None:
+    while os.read(asked, 1 << 10):
+        os.write(stack, _where().encode(errors="replace"))
 
 
 def _where() -> str:
