@@ -245,7 +245,7 @@ def tune(options: argparse.Namespace, kernel: str, agent: str) -> None:
             network_device=options.network_device,
         )  # fmt: skip
         named = replace(game, name=kernel)
-        optimize_kernel(named, out=out, settings=settings, tell=lambda message: print(message, flush=True))
+        optimize_kernel(named, out=out, settings=settings, log=lambda message: print(message, flush=True))
 
 
 def winner_of(path: Path, kernel: Kernel) -> tuple[AnyMove, ...]:
@@ -291,7 +291,7 @@ def deploy_best(path: Path) -> None:
 
 def deployed(run: Path, cache: Path) -> dict[str, Any]:
     """Deploy a run's winner and return what that said."""
-    from kernelwright.assembly.confirmations import numbers_of
+    from kernelwright.assembly.search import numbers_of
     from kernelwright.deploy.cache import TunedCache
     from kernelwright.deploy.deploy import deploy, read_winner
 

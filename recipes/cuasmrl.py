@@ -20,8 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernelwright.assembly.agents import AGENTS
-from kernelwright.assembly.context import PAPER_HORIZON
+from kernelwright.assembly.agents import AGENTS, PAPER_HORIZON
 from kernelwright.assembly.search import GameSettings, optimize_kernel
 from kernelwright.assembly.testbed import DEFAULT_ARCHITECTURE, GPU_BACKEND, open_game
 from kernelwright.config import build, read_toml
@@ -90,7 +89,7 @@ def tune(recipe: Recipe, name: str, out: Path) -> None:
             settings=GameSettings(
                 recipe.agents, recipe.budget, recipe.seed, recipe.moves, recipe.horizon, limit_s=recipe.limit_s
             ),
-            tell=lambda message: print(f"{name}: {message}", flush=True),
+            log=lambda message: print(f"{name}: {message}", flush=True),
         )
     if result.best is None:
         return

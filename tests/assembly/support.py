@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from kernelwright.assembly.measurement import Measurement, Status
+from kernelwright.assembly.backends import Measurement, Status
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.gpu.target import corpus_specs

@@ -14,11 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.assembly import agents as assembly_agents
-from kernelwright.assembly.agents import AGENTS, agent_named, play
+from kernelwright.assembly.agents import AGENTS, Agent, AgentContext, GuidedClimb, play, require_agent
 from kernelwright.assembly.backends import SimulatedIssue, StaticIssueCycles, schedule_digest
 from kernelwright.assembly.budget import Budget, append_line, read_entries
-from kernelwright.assembly.context import AgentContext
 from kernelwright.assembly.game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.assembly.search import GameSettings
 from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureError, UsageError
@@ -90,7 +88,7 @@ def test_the_same_seed_gives_the_same_schedules_and_another_one_others(program, 
 @pytest.mark.parametrize("agent", exhaustive_but(SEARCHES, "anneal"))
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, tmp_path, monkeypatch):
     # What was paid for is played again without paying, for longer than a search looks in vain.
-    monkeypatch.setattr(assembly_agents, "_IDLE_ROUNDS", 20)
+    monkeypatch.setattr(Agent, "idle_rounds", 20)
     whole = budget_of(program, 60, agent)
     play(agent, AgentContext(program, None, whole, seed=5))
     path = tmp_path / "schedules.jsonl"
@@ -179,10 +177,10 @@ def test_a_failure_ends_the_episode_with_the_papers_reward(program):
 
 def test_unknown_agents_and_missing_packages(monkeypatch):
     with pytest.raises(UsageError, match="wanted an agent out of ppo"):
-        agent_named("gradient")
+        require_agent("gradient")
     monkeypatch.setattr("kernelwright.assembly.ppo.PACKAGES", ("a_package_nobody_has",))
     with pytest.raises(InfrastructureError, match=r"a_package_nobody_has.*kernelwright\[game\]"):
-        agent_named("ppo")
+        require_agent("ppo")
 
 
 @pytest.mark.exhaustive
@@ -368,18 +366,16 @@ class Contrary(StaticIssueCycles):
 
 @pytest.mark.exhaustive
 def test_the_guided_search_asks_its_model_less_where_the_model_is_wrong(program, monkeypatch):
-    from kernelwright.assembly import agents as assembly_agents
-
     asked = {}
-    simulated = assembly_agents._simulated
+    simulated = GuidedClimb.simulated_cycles
     for sign in (1, -1):
         asked[sign] = 0
 
-        def count(schedule, move, architecture, sign=sign):
+        def count(agent, schedule, move, sign=sign):
             asked[sign] += 1
-            return simulated(schedule, move, architecture)
+            return simulated(agent, schedule, move)
 
-        monkeypatch.setattr(assembly_agents, "_simulated", count)
+        monkeypatch.setattr(GuidedClimb, "simulated_cycles", count)
         play("guided", AgentContext(program, None, budget_of(program, 60, "guided", [Contrary(sign)]), seed=0))
     assert asked[-1] < 0.8 * asked[1]
 

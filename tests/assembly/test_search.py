@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.assembly.confirmations import numbers_of
 from kernelwright.assembly.explanation import grouped, lessons, played, steps_to
-from kernelwright.assembly.search import GameSettings, optimize_kernel
+from kernelwright.assembly.search import GameSettings, numbers_of, optimize_kernel
 from kernelwright.assembly.testbed import Game, GpuTestbed, find_game, simulated_testbed
 from kernelwright.deploy.deploy import read_winner
 from kernelwright.errors import UsageError

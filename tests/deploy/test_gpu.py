@@ -13,8 +13,7 @@ import torch
 
 import kernelwright
 from kernelwright import sass
-from kernelwright.assembly.gpu_backend import GpuBackend
-from kernelwright.assembly.measurement import Status
+from kernelwright.assembly.backends import GpuBackend, Status
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.capture import capture_launches
 from kernelwright.deploy.compose import TunedLaunch, capture_candidate, compose

@@ -12,8 +12,7 @@ from itertools import groupby
 
 import pytest
 
-from kernelwright.assembly.gpu_backend import GpuBackend
-from kernelwright.assembly.measurement import Status
+from kernelwright.assembly.backends import GpuBackend, Status
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, packed_arguments

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from kernelwright.assembly.confirmations import numbers_and_ratios_of, numbers_of, read_confirmation
-from kernelwright.assembly.gpu_backend import GpuBackend
-from kernelwright.assembly.measurement import Status
+from kernelwright.assembly.backends import GpuBackend, Status
+from kernelwright.assembly.search import numbers_and_ratios_of, numbers_of, read_confirmation
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target

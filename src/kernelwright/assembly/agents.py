@@ -7,17 +7,27 @@ on the same records repeats itself.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
-from kernelwright.assembly.context import AgentContext
+from kernelwright.assembly.budget import Budget
 from kernelwright.errors import BudgetSpentError, UsageError
-from kernelwright.sass import AnyMove, Schedule
+from kernelwright.sass import MOVE_KINDS, AnyMove, Neighbourhood, Program, Schedule
 from kernelwright.sass.scheduling.sweeps import play_sweep
 from kernelwright.sass.simulator import simulate
+
+PAPER_HORIZON = 32
+"""Moves of an episode in CuAsmRL's code."""
+_OFTENER = ("move", "cluster")
+NEIGHBOURHOODS = {
+    "paper": Neighbourhood(kinds=("move",), max_distance=1, memory_only=True, hot_share=0.0),
+    "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
+}
+"""Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
+gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
 
 PAPER_TEMPERATURE = 1.0
 PAPER_COOLING = 0.003
@@ -25,48 +35,50 @@ PAPER_LAST_TEMPERATURE = 0.05
 """Start, share lost a step and end of the temperature in CuAsmRL's code for simulated annealing."""
 _PERCENT_PER_DEGREE = 0.2
 """Worth of a temperature of 1 in percent of the original's cost. Our choice: about what one good move gains."""
-_IDLE_ROUNDS = 256
-"""Rounds without a new schedule before a search gives up: the space may be exhausted. Schedules that an interrupted run paid
-for are new to the one that goes on."""
+_PATIENCE = 200
+_KICK_MOVES = 3
+_GUIDED_CHOICES = 6
+_LEAST_SHARE = 0.2
+"""Least share of the moves of `GuidedClimb`, for the model's choices and for random ones."""
+_SWEEPS_SHARE = 0.5
+"""Share of sweeps among the proposals of `SweepingClimb`. These five are our choice."""
 
 
-Agent = Callable[[AgentContext], None]
-"""Plays until nothing more comes to its mind, or ordinarily until `BudgetSpentError`."""
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Everything an agent plays with.
 
-
-def play(name: str, context: AgentContext) -> None:
-    """Let the agent of this name play until its budget is spent.
-
-    Raises:
-        UsageError: there is no such agent.
-        InfrastructureError: the agent needs a package that is not installed.
+    Attributes:
+        kernel_name: which kernel of `program`, when there are several.
+        budget: measures schedules, and says how many are left.
+        moves: `paper` for the swaps of memory instructions of CuAsmRL, `beyond` for moves of every kind.
+        horizon: moves of an episode, for agents that play episodes.
+        directory: folder for an agent's own files; None keeps none.
+        start: moves from the original to the schedule where every search begins; PPO begins at the original.
+        network_device: device of PPO's network, as torch names it.
     """
-    agent = agent_named(name)
-    with contextlib.suppress(BudgetSpentError):
-        agent(context)
 
+    program: Program
+    kernel_name: str | None
+    budget: Budget
+    seed: int = 0
+    moves: str = "beyond"
+    horizon: int = PAPER_HORIZON
+    directory: Path | None = None
+    start: tuple[AnyMove, ...] = ()
+    network_device: str = "cpu"
 
-def agent_named(name: str) -> Agent:
-    """Return the agent of this name.
+    @property
+    def neighbourhood(self) -> Neighbourhood:
+        """Moves that searches without a numbering of actions may make."""
+        return NEIGHBOURHOODS[self.moves]
 
-    Raises:
-        UsageError: there is none.
-        InfrastructureError: it needs a package that is not installed.
-    """
-    if name == "ppo":
-        from kernelwright.assembly.ppo import require_ppo_packages
-
-        require_ppo_packages()
-        return _play_ppo
-    if name not in _SEARCHES:
-        raise UsageError(f"wanted an agent out of {', '.join(AGENTS)}, found {name!r}")
-    return _SEARCHES[name]
-
-
-def _play_ppo(context: AgentContext) -> None:
-    from kernelwright.assembly.ppo import PpoConfig, train
-
-    train(context, PpoConfig(device=context.network_device))
+    def schedule(self) -> Schedule:
+        """Return the schedule at which a search begins."""
+        schedule = Schedule(self.program.kernel(self.kernel_name))
+        for move in self.start:
+            schedule.play(move)
+        return schedule
 
 
 @dataclass(slots=True)
@@ -81,182 +93,219 @@ class _Chain:
     is_guided: bool = False
 
 
-def _chains(context: AgentContext) -> list[_Chain]:
-    return [_Chain(random.Random(f"{context.seed}/{lane}"), context.schedule()) for lane in range(context.budget.lanes)]
+class Agent(ABC):
+    """Plays the game with one context, a chain of schedules for each that may be measured at the same time."""
+
+    idle_rounds = 256
+    """Rounds without a new schedule before a search gives up: the space may be exhausted. Schedules that an interrupted run
+    paid for are new to the one that goes on."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+        lanes = range(context.budget.lanes)
+        self.chains = [_Chain(random.Random(f"{context.seed}/{lane}"), context.schedule()) for lane in lanes]
+
+    def play(self) -> None:
+        """Play until there is nothing new to measure; ordinarily until `BudgetSpentError`."""
+        idle = 0
+        while idle < self.idle_rounds:
+            before = self.context.budget.asked
+            if not self.play_round():
+                return
+            idle = 0 if self.context.budget.asked > before else idle + 1
+
+    @abstractmethod
+    def play_round(self) -> bool:
+        """Measure one schedule of each chain; False where a chain has no move."""
+
+    def draw(self, chain: _Chain) -> AnyMove | None:
+        """A random legal move; None where there is none."""
+        return self.context.neighbourhood.draw(chain.schedule, chain.rng)
 
 
-def play_randomly(context: AgentContext) -> None:
+class RandomPlay(Agent):
     """Episodes of random legal moves from the start on, every schedule on the way measured."""
-    chains = _chains(context)
-    idle = 0
-    while idle < _IDLE_ROUNDS:
-        before = context.budget.asked
-        for chain in chains:
-            move = None
-            if len(chain.schedule.history) - len(context.start) < context.horizon:
-                move = context.neighbourhood.draw(chain.schedule, chain.rng)
+
+    def play_round(self) -> bool:
+        """Play one move of each episode, and begin those anew that have ended."""
+        context = self.context
+        for chain in self.chains:
+            is_over = len(chain.schedule.history) - len(context.start) >= context.horizon
+            move = None if is_over else self.draw(chain)
             if move is None:
                 chain.schedule = context.schedule()
-                move = context.neighbourhood.draw(chain.schedule, chain.rng)
+                move = self.draw(chain)
             if move is None:
-                return
+                return False
             chain.schedule.play(move)
-        context.budget.measure_all([chain.schedule for chain in chains])
-        idle = 0 if context.budget.asked > before else idle + 1
+        context.budget.measure_all([chain.schedule for chain in self.chains])
+        return True
 
 
-def climb(context: AgentContext) -> None:
+class Climb(Agent):
     """Hill climbing: keep a random move if the schedule is cheaper for it, take it back otherwise.
 
-    After `_PATIENCE` moves in vain, some more are played without looking at the cost.
-    """
-    _walk(context, _is_cheaper, kicks=True)
-
-
-def _is_cheaper(chain: _Chain, relative: float) -> bool:
-    return relative < chain.relative
-
-
-def _play_one(context: AgentContext, chain: _Chain) -> int:
-    """Play a random move and return 1, or 0 where there is none."""
-    move = context.neighbourhood.draw(chain.schedule, chain.rng)
-    if move is None:
-        return 0
-    chain.schedule.play(move)
-    return 1
-
-
-def climb_guided(context: AgentContext) -> None:
-    """Hill climbing that often plays the cheapest of several random moves by a model, the simulated issue.
-
-    The model costs no budget, and only measurements decide: also how often the model is asked, since on some kernels it
-    knows better than chance and on others worse.
-    """
-    architecture = context.program.image.architecture
-    # Kept and tried moves of both origins, as if one of two had been kept before any was tried.
-    kept, tried = {True: 1, False: 1}, {True: 2, False: 2}
-
-    def judge(chain: _Chain, relative: float) -> bool:
-        better = relative < chain.relative
-        kept[chain.is_guided] += better
-        tried[chain.is_guided] += 1
-        return better
-
-    def propose(chain: _Chain) -> int:
-        guided, random_rate = kept[True] / tried[True], kept[False] / tried[False]
-        share = guided / (guided + random_rate)
-        chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
-        if not chain.is_guided:
-            return _play_one(context, chain)
-        drawn = (context.neighbourhood.draw(chain.schedule, chain.rng) for _ in range(_GUIDED_CHOICES))
-        moves = list(dict.fromkeys(move for move in drawn if move is not None))
-        if not moves:
-            return 0
-        chain.schedule.play(min(moves, key=lambda move: _simulated(chain.schedule, move, architecture)))
-        return 1
-
-    _walk(context, judge, kicks=True, propose=propose)
-
-
-def climb_in_sweeps(context: AgentContext) -> None:
-    """Hill climbing in which every other proposal treats a stretch of like instructions alike; see `play_sweep`.
-
-    A sweep is several moves and one schedule of the budget. CuAsmRL's game has none, so with its moves this is `climb`.
+    After `_PATIENCE` moves in vain, some more are played from the best schedule without looking at the cost.
     """
 
-    def propose(chain: _Chain) -> int:
-        played = 0
-        if context.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
-            played = play_sweep(chain.schedule, chain.rng)
-        return played or _play_one(context, chain)
+    has_kicks = True
 
-    _walk(context, _is_cheaper, kicks=True, propose=propose)
+    def __init__(self, context: AgentContext) -> None:
+        super().__init__(context)
+        # The original is measured already, and free.
+        begin = context.budget.measure(self.chains[0].schedule).relative or 1.0
+        for chain in self.chains:
+            chain.relative = begin
+        self._best: tuple[float, Schedule] = (begin, context.schedule())
 
-
-def _simulated(schedule: Schedule, move: AnyMove, architecture: int) -> int:
-    trial = schedule.copy()
-    trial.play(move)
-    return simulate(trial, architecture, warps=2, iterations=2)
-
-
-_PATIENCE = 200
-_KICK_MOVES = 3
-_GUIDED_CHOICES = 6
-_LEAST_SHARE = 0.2
-"""Least share of the moves of `climb_guided`, for the model's choices and for random ones."""
-_SWEEPS_SHARE = 0.5
-"""Share of sweeps among the proposals of `climb_in_sweeps`. These five are our choice."""
-
-
-def anneal(context: AgentContext) -> None:
-    """Simulated annealing with CuAsmRL's temperatures.
-
-    Whenever the last temperature is reached, it goes on at half the first one.
-    """
-    temperature = PAPER_TEMPERATURE
-
-    def judge(chain: _Chain, relative: float) -> bool:
-        nonlocal temperature
-        worse = 100.0 * (relative - chain.relative) / _PERCENT_PER_DEGREE
-        accepted = worse < 0 or chain.rng.random() < math.exp(-worse / temperature)
-        temperature *= 1.0 - PAPER_COOLING
-        if temperature <= PAPER_LAST_TEMPERATURE:
-            temperature = PAPER_TEMPERATURE / 2
-        return accepted
-
-    _walk(context, judge, kicks=False)
-
-
-def _walk(
-    context: AgentContext,
-    judge: Callable[[_Chain, float], bool],
-    kicks: bool,
-    propose: Callable[[_Chain], int] | None = None,
-) -> None:
-    """Walk from schedule to schedule, one proposal at a time, taking back what `judge` does not accept.
-
-    A proposal plays moves and returns how many; none ends the walk.
-    """
-    propose = propose or functools.partial(_play_one, context)
-    chains = _chains(context)
-    # The original is measured already, and free.
-    begin = context.budget.measure(chains[0].schedule).relative or 1.0
-    for chain in chains:
-        chain.relative = begin
-    best: tuple[float, Schedule] = (begin, context.schedule())
-    idle = 0
-    while idle < _IDLE_ROUNDS:
-        before = context.budget.asked
-        for chain in chains:
-            if kicks and chain.misses >= _PATIENCE:
-                chain.schedule, chain.relative, chain.misses = best[1].copy(), math.inf, 0
-                for _ in range(_KICK_MOVES - 1):
-                    kick = context.neighbourhood.draw(chain.schedule, chain.rng)
-                    if kick is not None:
-                        chain.schedule.play(kick)
-            chain.proposed = propose(chain)
+    def play_round(self) -> bool:
+        """Let each chain propose a schedule, and take back those that are not accepted."""
+        for chain in self.chains:
+            if self.has_kicks and chain.misses >= _PATIENCE:
+                self._kick(chain)
+            chain.proposed = self.propose(chain)
             if not chain.proposed:
-                return
-        for chain, measurement in zip(chains, context.budget.measure_all([c.schedule for c in chains]), strict=True):
+                return False
+        measurements = self.context.budget.measure_all([chain.schedule for chain in self.chains])
+        for chain, measurement in zip(self.chains, measurements, strict=True):
             relative = measurement.relative
-            if relative is None or not judge(chain, relative):
+            if relative is None or not self.accepts(chain, relative):
                 for _ in range(chain.proposed):
                     chain.schedule.undo()
                 chain.misses += 1
                 continue
             chain.misses = chain.misses + 1 if relative >= chain.relative else 0
             chain.relative = relative
-            if relative < best[0]:
-                best = (relative, chain.schedule.copy())
-        idle = 0 if context.budget.asked > before else idle + 1
+            if relative < self._best[0]:
+                self._best = (relative, chain.schedule.copy())
+        return True
+
+    def _kick(self, chain: _Chain) -> None:
+        chain.schedule, chain.relative, chain.misses = self._best[1].copy(), math.inf, 0
+        for _ in range(_KICK_MOVES - 1):
+            kick = self.draw(chain)
+            if kick is not None:
+                chain.schedule.play(kick)
+
+    def propose(self, chain: _Chain) -> int:
+        """Play moves on the chain's schedule and return how many; 0 where there is none."""
+        move = self.draw(chain)
+        if move is None:
+            return 0
+        chain.schedule.play(move)
+        return 1
+
+    def accepts(self, chain: _Chain, relative: float) -> bool:
+        """True where the chain goes on from the proposed schedule, whose cost over the original's is `relative`."""
+        return relative < chain.relative
 
 
-_SEARCHES: dict[str, Agent] = {
-    "anneal": anneal,
-    "greedy": climb,
-    "guided": climb_guided,
-    "random": play_randomly,
-    "sweeps": climb_in_sweeps,
+class GuidedClimb(Climb):
+    """Hill climbing that often plays the cheapest of several random moves by a model, the simulated issue.
+
+    The model costs no budget, and only measurements decide: also how often the model is asked, since on some kernels it
+    knows better than chance and on others worse.
+    """
+
+    def __init__(self, context: AgentContext) -> None:
+        super().__init__(context)
+        # Kept and tried moves of both origins, as if one of two had been kept before any was tried.
+        self._kept, self._tried = {True: 1, False: 1}, {True: 2, False: 2}
+
+    def propose(self, chain: _Chain) -> int:
+        """Play the model's choice or a random move, each as often as it has paid so far."""
+        guided, by_chance = (self._kept[is_guided] / self._tried[is_guided] for is_guided in (True, False))
+        share = guided / (guided + by_chance)
+        chain.is_guided = chain.rng.random() < min(max(share, _LEAST_SHARE), 1.0 - _LEAST_SHARE)
+        if not chain.is_guided:
+            return super().propose(chain)
+        drawn = (self.draw(chain) for _ in range(_GUIDED_CHOICES))
+        costs = {move: self.simulated_cycles(chain.schedule, move) for move in dict.fromkeys(drawn) if move is not None}
+        if not costs:
+            return 0
+        chain.schedule.play(min(costs, key=costs.__getitem__))
+        return 1
+
+    def accepts(self, chain: _Chain, relative: float) -> bool:
+        """Keep what is cheaper, and count it for its origin."""
+        is_cheaper = super().accepts(chain, relative)
+        self._kept[chain.is_guided] += is_cheaper
+        self._tried[chain.is_guided] += 1
+        return is_cheaper
+
+    def simulated_cycles(self, schedule: Schedule, move: AnyMove) -> int:
+        """Cycles of the simulated issue after a move."""
+        trial = schedule.copy()
+        trial.play(move)
+        return simulate(trial, self.context.program.image.architecture, warps=2, iterations=2)
+
+
+class SweepingClimb(Climb):
+    """Hill climbing in which every other proposal treats a stretch of like instructions alike; see `play_sweep`.
+
+    A sweep is several moves and one schedule of the budget. CuAsmRL's game has none, so with its moves this is `Climb`.
+    """
+
+    def propose(self, chain: _Chain) -> int:
+        """Play a sweep or a random move."""
+        played = 0
+        if self.context.moves == "beyond" and chain.rng.random() < _SWEEPS_SHARE:
+            played = play_sweep(chain.schedule, chain.rng)
+        return played or super().propose(chain)
+
+
+class Anneal(Climb):
+    """Simulated annealing with CuAsmRL's temperatures.
+
+    Whenever the last temperature is reached, it goes on at half the first one.
+    """
+
+    has_kicks = False
+    _temperature = PAPER_TEMPERATURE
+
+    def accepts(self, chain: _Chain, relative: float) -> bool:
+        """Keep what is cheaper, and what is dearer with a probability that falls with the temperature."""
+        worse = 100.0 * (relative - chain.relative) / _PERCENT_PER_DEGREE
+        accepted = worse < 0 or chain.rng.random() < math.exp(-worse / self._temperature)
+        self._temperature *= 1.0 - PAPER_COOLING
+        if self._temperature <= PAPER_LAST_TEMPERATURE:
+            self._temperature = PAPER_TEMPERATURE / 2
+        return accepted
+
+
+_SEARCHES: dict[str, type[Agent]] = {
+    "anneal": Anneal,
+    "greedy": Climb,
+    "guided": GuidedClimb,
+    "random": RandomPlay,
+    "sweeps": SweepingClimb,
 }
 AGENTS = ("ppo", *_SEARCHES)
 """Names of the agents."""
+
+
+def play(name: str, context: AgentContext) -> None:
+    """Let the agent of this name play until its budget is spent; raises as `require_agent`."""
+    require_agent(name)
+    with contextlib.suppress(BudgetSpentError):
+        if name == "ppo":
+            from kernelwright.assembly import ppo
+
+            ppo.train(context, ppo.PpoConfig(device=context.network_device))
+        else:
+            _SEARCHES[name](context).play()
+
+
+def require_agent(name: str) -> None:
+    """Check that an agent can play.
+
+    Raises:
+        UsageError: there is none of this name.
+        InfrastructureError: it needs a package that is not installed.
+    """
+    if name not in AGENTS:
+        raise UsageError(f"wanted an agent out of {', '.join(AGENTS)}, found {name!r}")
+    if name == "ppo":
+        from kernelwright.assembly.ppo import require_ppo_packages
+
+        require_ppo_packages()

@@ -7,6 +7,7 @@ used. An agent follows from its seed and the costs alone, so a search that is ru
 from __future__ import annotations
 
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.assembly.backends import Backend, schedule_digest
-from kernelwright.assembly.measurement import Measurement, Status
+from kernelwright.assembly.backends import Backend, Measurement, Status, schedule_digest
 from kernelwright.errors import BudgetSpentError, UsageError
 from kernelwright.records import append_lines, not_written, read_objects
 from kernelwright.sass import AnyMove, Kernel, Schedule, move_from_json, move_to_json
@@ -78,7 +78,6 @@ class Budget:
         path: JSON lines file; entries of this agent in it count as paid for. None keeps nothing.
         limit_s: seconds after which the budget counts as spent, too; None sets no limit.
         clock: seconds from any fixed point.
-        on_entry: called with every schedule measured now.
 
     Attributes:
         original: measurement of the kernel as it is; it costs no budget.
@@ -98,7 +97,6 @@ class Budget:
         path: Path | None = None,
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_entry: Callable[[Entry], None] | None = None,
     ) -> None:
         if schedules < 1 or not backends:
             raise UsageError(
@@ -112,15 +110,16 @@ class Budget:
         self.name: str = backends[0].name
         self.unit: str = backends[0].unit
         self._path = path
-        self._backends = list(backends)
-        self._free = list(range(len(backends)))
-        self._available = threading.Semaphore(len(backends))
+        self.lanes = len(backends)
+        """Number of schedules that may be measured at the same time."""
+        self._free: queue.SimpleQueue[Backend] = queue.SimpleQueue()
+        for backend in backends:
+            self._free.put(backend)
         self._lock = threading.Lock()
         self._known: dict[str, Future[Measurement]] = {}
         self._asked: set[str] = set()
         self._clock = clock
         self._deadline = None if limit_s is None else clock() + limit_s
-        self._on_entry = on_entry
         original = Schedule(kernel)
         self._original_digest = schedule_digest(original)
         self.original = backends[0].measure(original)
@@ -132,11 +131,6 @@ class Budget:
             self.entries.append(entry)
             self._place(entry, self._node_of[entry.parent])
         self._taken = len(self.entries)
-
-    @property
-    def lanes(self) -> int:
-        """Number of schedules that may be measured at the same time."""
-        return len(self._backends)
 
     @property
     def spent(self) -> int:
@@ -200,6 +194,9 @@ class Budget:
             futures = [pool.submit(self.measure, schedule) for schedule in schedules]
         return [future.result() for future in futures]
 
+    def note(self, entry: Entry) -> None:
+        """Take notice of a schedule that was measured now; nothing is done here."""
+
     def best(self, count: int = 1) -> list[Entry]:
         """Return the entries with the least cost that beat the original, best first."""
         good = [(relative, e) for e in self.entries if (relative := e.measurement.relative) is not None and relative < 1.0]
@@ -217,14 +214,11 @@ class Budget:
         return schedule
 
     def _measure(self, schedule: Schedule) -> Measurement:
-        with self._available:
-            with self._lock:
-                lane = self._free.pop(0)
-            try:
-                return self._backends[lane].measure(schedule)
-            finally:
-                with self._lock:
-                    self._free.append(lane)
+        backend = self._free.get()
+        try:
+            return backend.measure(schedule)
+        finally:
+            self._free.put(backend)
 
     def _remember(self, digest: str, measurement: Measurement) -> None:
         future: Future[Measurement] = Future()
@@ -247,8 +241,7 @@ class Budget:
             self._place(entry, self._node_of[parent])
             if self._path is not None:
                 append_line(self._path, entry.to_json())
-        if self._on_entry is not None:
-            self._on_entry(entry)
+        self.note(entry)
 
     def _place(self, entry: Entry, node: int) -> None:
         """Remember which entry the moves played so far lead to, so that the next one need not repeat them."""

@@ -25,15 +25,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.assembly.agents import AGENTS, agent_named, play
+from kernelwright.assembly.agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, AgentContext, play, require_agent
 from kernelwright.assembly.budget import Budget, Entry, append_line
-from kernelwright.assembly.confirmations import numbers_and_ratios_of, numbers_of, read_confirmation
-from kernelwright.assembly.context import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
 from kernelwright.assembly.testbed import Game
 from kernelwright.deploy.deploy import Winner, write_winner
@@ -54,6 +52,7 @@ _CLAIMED = ("kind", "original_sha256", "kernel", "agents", "seed", "moves", "hor
 _SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
 _WEIGHED, _TIMES = "weighed.json", "times.json"
 _NOTE_EVERY_S = 2.0
+_NUMBERS = ("speedup", "low", "high", "noise_floor", "baseline", "wrong", "processes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +106,11 @@ class AssemblyResult:
     """The winner, proven to be a legal re-schedule."""
 
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def optimize_kernel(
-    game: Game, *, out: Path, settings: GameSettings | None = None, tell: Tell | None = None
+    game: Game, *, out: Path, settings: GameSettings | None = None, log: Log | None = None
 ) -> AssemblyResult:
     """Tune one kernel's schedule; run again with the same run directory `out`, it goes on where it was.
 
@@ -121,10 +120,10 @@ def optimize_kernel(
     """
     settings = settings or GameSettings()
     for agent in settings.agents:
-        agent_named(agent)
+        require_agent(agent)
     if not Schedule(game.kernel).movable_slots:
         raise UsageError(f"wanted something to move in {game.kernel.name}, found nothing; choose another kernel")
-    search = _Search(RunDirectory(out), game, settings, tell or (lambda message: None))
+    search = _Search(RunDirectory(out), game, settings, log or _silent)
     search.claim()
     budgets = {agent: search.play(agent) for agent in settings.agents}
     tried = search.confirm(budgets)
@@ -154,7 +153,7 @@ class _Search:
     run: RunDirectory
     game: Game
     settings: GameSettings
-    tell: Tell
+    log: Log
 
     def claim(self) -> None:
         """Write the configuration of this run, or check that the directory is of the same run."""
@@ -186,23 +185,10 @@ class _Search:
     def play(self, agent: str) -> Budget:
         """Let one agent play until its budget is spent."""
         game, settings = self.game, self.settings
-        self.tell(f"{agent} plays for {settings.budget} schedules")
-        best = 1.0
-        watch = _Stopwatch(self.run, agent)
-
-        def see(entry: Entry) -> None:
-            nonlocal best
-            watch.note(entry.number)
-            relative = entry.measurement.relative
-            if relative is not None and relative < best:
-                best = relative
-                self.tell(f"{agent} {entry.number}/{settings.budget}: {1 / relative:.4f}x in the search, not confirmed yet")
-
-        limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - watch.earlier_s)
-        path = self.run.path / _SCHEDULES
-        budget = Budget(game.kernel, game.testbed.backends, settings.budget, agent, path, limit_s=limit_s, on_entry=see)
+        self.log(f"{agent} plays for {settings.budget} schedules")
+        budget = _WatchedBudget(self, agent)
         if budget.spent:
-            self.tell(f"{agent} resumes after {budget.spent} schedules")
+            self.log(f"{agent} resumes after {budget.spent} schedules")
         if budget.spent_by is None:
             game.testbed.begin_search()
             directory = self.run.path / agent
@@ -213,7 +199,7 @@ class _Search:
                 settings.start, settings.network_device,
             )  # fmt: skip
             play(agent, context)
-            watch.note(budget.spent, now=True)
+            budget.note_time()
         return budget
 
     def confirm(self, budgets: dict[str, Budget]) -> list[_Finalist]:
@@ -227,7 +213,7 @@ class _Search:
         # Two agents may have found the same schedule; it is measured once.
         owed = list({one[1].digest: one for one in found if one[1].digest not in known}.values())
         if owed:
-            self.tell(f"confirming {len(owed)} schedules in fresh processes")
+            self.log(f"confirming {len(owed)} schedules in fresh processes")
             verdicts = self.game.testbed.confirm([schedule for _, _, schedule in owed])
             for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
                 known[entry.digest] = verdict
@@ -241,7 +227,7 @@ class _Search:
         # A search that its time limit ended may have gone on since.
         if noted.get(agent, {}).get("schedules") != budget.spent:
             best = budget.best(WEIGHED)
-            self.tell(f"weighing the best {len(best)} schedules of {agent}")
+            self.log(f"weighing the best {len(best)} schedules of {agent}")
             found = [(entry.number, self.game.testbed.weigh(budget.schedule_of(entry)).speedup) for entry in best]
             seemed = [[number, speedup] for number, speedup in found if speedup is not None and speedup > 1.0]
             noted[agent] = {"schedules": budget.spent, "best": seemed}
@@ -308,7 +294,7 @@ class _Search:
         if earlier is not None and earlier.get("digest") == chosen.entry.digest:
             worth = earlier["lessons"]
         if worth is None and self.settings.learn:
-            self.tell("leaving the winner's moves out one by one")
+            self.log("leaving the winner's moves out one by one")
             worth = lessons(chosen.schedule, lambda schedule: numbers_of(testbed.weigh(schedule)))
         self.run.write_json(
             "winner.json",
@@ -331,24 +317,39 @@ class _Search:
         write_winner(self.run.path, Winner(target, tuned, provenance))
 
 
-class _Stopwatch:
-    """Keeps on disk how long an agent has played, so that a run which is killed still knows."""
+class _WatchedBudget(Budget):
+    """A budget that says what its agent finds, and keeps on disk how long it has played, also for a run that is killed."""
 
-    def __init__(self, run: RunDirectory, agent: str) -> None:
-        self._run = run
-        self._agent = agent
+    def __init__(self, search: _Search, agent: str) -> None:
+        self._run, self._log = search.run, search.log
+        self._best = 1.0
         self._begin = self._noted = time.monotonic()
-        self.earlier_s = float((run.read_json(_TIMES) or {}).get(agent, {}).get("seconds", 0.0))
+        self._earlier_s = float((self._run.read_json(_TIMES) or {}).get(agent, {}).get("seconds", 0.0))
+        game, settings = search.game, search.settings
+        limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - self._earlier_s)
+        path = self._run.path / _SCHEDULES
+        super().__init__(game.kernel, game.testbed.backends, settings.budget, agent, path, limit_s)
 
-    def note(self, schedules: int, now: bool = False) -> None:
-        """Write the time so far, at most every other second unless it must be `now`."""
-        clock = time.monotonic()
-        if not now and clock - self._noted < _NOTE_EVERY_S:
-            return
-        self._noted = clock
+    def note(self, entry: Entry) -> None:
+        """Write the time so far, at most every other second, and tell of a new best."""
+        if time.monotonic() - self._noted >= _NOTE_EVERY_S:
+            self.note_time()
+        relative = entry.measurement.relative
+        if relative is not None and relative < self._best:
+            self._best = relative
+            found = f"{1 / relative:.4f}x in the search, not confirmed yet"
+            self._log(f"{self.agent} {entry.number}/{self.schedules}: {found}")
+
+    def note_time(self) -> None:
+        """Write the time that the agent has played."""
+        self._noted = time.monotonic()
         times = self._run.read_json(_TIMES) or {}
-        times[self._agent] = {"seconds": self.earlier_s + clock - self._begin, "schedules": schedules}
+        times[self.agent] = {"seconds": self._earlier_s + self._noted - self._begin, "schedules": self.spent}
         self._run.write_json(_TIMES, times)
+
+
+def _silent(message: str) -> None:
+    """Log nothing."""
 
 
 def _best_held(tried: Sequence[_Finalist]) -> _Finalist | None:
@@ -368,3 +369,20 @@ def _agent_summary(budget: Budget, tried: Sequence[_Finalist]) -> dict[str, Any]
         "confirmed": None if held is None else {"number": held.entry.number, **numbers_of(held.verdict)},
         "tried": len(tried),
     }
+
+
+def numbers_of(confirmation: Confirmation) -> dict[str, Any]:
+    """The numbers of a re-measurement as one JSON object."""
+    numbers = {name: getattr(confirmation, name) for name in _NUMBERS}
+    return {**numbers, "is_improvement": confirmation.is_improvement}
+
+
+def numbers_and_ratios_of(confirmation: Confirmation) -> dict[str, Any]:
+    """Its numbers and what they follow from, as one JSON object."""
+    ratios = {"log_ratios": confirmation.log_ratios, "null_log_ratios": confirmation.null_log_ratios}
+    return {**numbers_of(confirmation), **ratios}
+
+
+def read_confirmation(values: Mapping[str, Any]) -> Confirmation:
+    """The re-measurement whose `numbers_of` these are."""
+    return Confirmation(*(values.get(name) for name in _NUMBERS))  # type: ignore[arg-type]

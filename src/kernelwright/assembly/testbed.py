@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles
-from kernelwright.assembly.gpu_backend import GpuBackend
+from kernelwright.assembly.backends import Backend, GpuBackend, SimulatedIssue, StaticIssueCycles
 from kernelwright.errors import DeviceError, UsageError
 from kernelwright.files import BINARY_LIMIT_BYTES, has_text_name, read_regular
 from kernelwright.gpu import disassemble, driver

@@ -351,7 +351,7 @@ class TuneCommand:
             run_directory(self.out, "sass", game.name) as path,
             says_what_was_kept(path, "no schedule was measured yet"),
         ):
-            result = optimize_kernel(game, out=path, settings=settings, tell=say)
+            result = optimize_kernel(game, out=path, settings=settings, log=say)
         if self.as_json:
             emit_json(_optimize_json(self.target, result))
         else:
