@@ -20,7 +20,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kernelwright.assembly.agents import AGENTS, PAPER_HORIZON
+from kernelwright.assembly.agents import AGENTS
+from kernelwright.assembly.budget import PAPER_HORIZON
 from kernelwright.assembly.search import GameSettings, optimize_kernel
 from kernelwright.assembly.testbed import DEFAULT_ARCHITECTURE, GPU_BACKEND, open_game
 from kernelwright.config import build, read_toml

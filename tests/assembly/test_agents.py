@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernelwright.assembly.agents import AGENTS, Agent, AgentContext, GuidedClimb, play, require_agent
+from kernelwright.assembly.agents import AGENTS, Agent, GuidedClimb, play, require_agent
 from kernelwright.assembly.backends import SimulatedIssue, StaticIssueCycles, schedule_digest
-from kernelwright.assembly.budget import Budget, append_line, read_entries
+from kernelwright.assembly.budget import AgentContext, Budget, append_line, read_entries
 from kernelwright.assembly.game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.assembly.search import GameSettings
 from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureError, UsageError

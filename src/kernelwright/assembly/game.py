@@ -36,8 +36,8 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from kernelwright.assembly.agents import PAPER_HORIZON
 from kernelwright.assembly.backends import Backend, SimulatedIssue, StaticIssueCycles, schedule_digest
+from kernelwright.assembly.budget import PAPER_HORIZON
 from kernelwright.errors import UsageError
 from kernelwright.sass import (
     AnyMove,

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.assembly.agents import AgentContext
-from kernelwright.assembly.budget import Budget
+from kernelwright.assembly.budget import AgentContext, Budget
 from kernelwright.errors import InfrastructureError
 from kernelwright.gpu.launcher import turn_on_gpu
 

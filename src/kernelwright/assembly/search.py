@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelwright.assembly.agents import AGENTS, NEIGHBOURHOODS, PAPER_HORIZON, AgentContext, play, require_agent
-from kernelwright.assembly.budget import Budget, Entry, append_line
+from kernelwright.assembly.agents import AGENTS, play, require_agent
+from kernelwright.assembly.budget import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext, Budget, Entry, append_line
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
 from kernelwright.assembly.testbed import Game
 from kernelwright.deploy.deploy import Winner, write_winner
