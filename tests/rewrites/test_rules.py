@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kernelwright.rewrites.helpers import heads_inside_on_gpu
 from kernelwright.rewrites.rules import RULES
+from kernelwright.rewrites.rules.products import heads_inside_on_gpu
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
 

@@ -7,8 +7,7 @@ import torch
 
 from kernelwright.records import Task
 from kernelwright.rewrites.emit import reference_source
-from kernelwright.rewrites.normalise import UntraceableError
-from kernelwright.rewrites.tracing import load, trace
+from kernelwright.rewrites.tracing import UntraceableError, load, trace
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, task_text
 

@@ -20,9 +20,8 @@ import torch
 from torch import fx
 
 from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
-from kernelwright.rewrites.normalise import UntraceableError, aliases_placeholder
-from kernelwright.rewrites.spelling import Speller
-from kernelwright.rewrites.tracing import OperatorGraph, Trace
+from kernelwright.rewrites.printing import OpPrinter
+from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError, aliases_placeholder
 from kernelwright.rewrites.wrappers import GUARD
 
 LARGE = 1 << 14
@@ -113,19 +112,13 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
         for source in node.all_input_nodes:
             last_use[source] = node
 
-    def name_of(node: fx.Node) -> str:
-        if node.op != "placeholder":
-            return names[node]
-        text = cast(str, node.meta["expression"])
-        return f"{text[:-1]}, device={device})" if node.meta["role"] == "literal" else text
-
-    speller = Speller(name_of, device)
+    printer = OpPrinter(names, device)
     lines: list[str] = []
     helpers: dict[Any, None] = {}
     kernels: dict[GeneratedKernel, None] = {}
     for node in nodes:
         target: Any = node.target
-        expression = speller.call(node)
+        expression = printer.call(node)
         if isinstance(target, GeneratedKernel) and not inspect.isfunction(target):
             kernels[target] = None
         elif inspect.isfunction(target):
@@ -144,7 +137,7 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
         taken.difference_update(names[source] for source in dying if names[source] != names.get(node))
         if dead:
             lines.append(f"del {', '.join(dead)}")
-    results = [speller.text(item) for item in cast(Sequence[Any], output.args[0])]
+    results = [printer.text(item) for item in cast(Sequence[Any], output.args[0])]
     lines.append(f"return {_structure(graph.output_spec, iter(results))}")
     return Body(lines=tuple(lines), helpers=tuple(helpers), kernels=tuple(kernels))
 

@@ -6,16 +6,16 @@ shape, dtype and strides are always known and a rewrite that would change a shap
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-from kernelwright.rewrites.recurrent_shapes import without_steps
 
 aten = torch.ops.aten
 
@@ -188,6 +188,11 @@ def has_effect(node: fx.Node) -> bool:
     return False
 
 
+def _fake(item: Any) -> Any:
+    """An argument of a call with the fake tensor of a node in its place."""
+    return item.meta["val"] if isinstance(item, fx.Node) else item
+
+
 class Editor:
     """Changes a graph in place and keeps every node's fake tensor, `meta["val"]`, up to date."""
 
@@ -202,12 +207,8 @@ class Editor:
 
     def call(self, before: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A new call placed before a node; the operator raises when it does not take these shapes."""
-
-        def fake(item: Any) -> Any:
-            return item.meta["val"] if isinstance(item, fx.Node) else item
-
         with self.mode, without_steps():
-            result = target(*fx.node.map_aggregate(args, fake), **fx.node.map_aggregate(kwargs, fake))
+            result = target(*fx.node.map_aggregate(args, _fake), **fx.node.map_aggregate(kwargs, _fake))
         with self.graph.inserting_before(before):
             node = self.graph.create_node("call_function", target, args, kwargs, name=_short_name(target))
         node.meta["val"] = result
@@ -278,18 +279,19 @@ def contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[index + 1 :]) for index in range(len(sizes)))
 
 
+def _channels_last(item: Any) -> Any:
+    """A 4-d tensor in channels-last layout; anything else as it is."""
+    is_image = isinstance(item, torch.Tensor) and item.dim() == 4
+    return item.contiguous(memory_format=torch.channels_last) if is_image else item
+
+
 def can_be_channels_last(graph: fx.Graph, mode: FakeTensorMode) -> bool:
     """Whether every `view` still is one when 4-d inputs and state are in channels-last layout."""
-
-    def laid_out(item: Any) -> Any:
-        is_image = isinstance(item, torch.Tensor) and item.dim() == 4
-        return item.contiguous(memory_format=torch.channels_last) if is_image else item
-
     values: dict[fx.Node, Any] = {}
     with mode, without_steps(), torch.no_grad():
         for node in graph.nodes:
             if node.op == "placeholder":
-                values[node] = laid_out(node.meta.get("val"))
+                values[node] = _channels_last(node.meta.get("val"))
             elif node.op == "call_function":
                 arguments = fx.map_arg((node.args, node.kwargs), values.__getitem__)
                 try:
@@ -297,3 +299,35 @@ def can_be_channels_last(graph: fx.Graph, mode: FakeTensorMode) -> bool:
                 except Exception:  # noqa: BLE001 - of any other call, what it says of fake tensors is no reason
                     return not is_call(node, aten.view)
     return True
+
+
+def _lstm_layer(inp: Any, hidden: Any, params: Any, has_biases: bool, reverse: bool = False) -> Any:
+    return _outputs(inp, hidden[0]), tuple(torch.empty_like(state) for state in hidden)
+
+
+def _rnn_layer(inp: Any, hidden: Any, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
+    return _outputs(inp, hidden), torch.empty_like(hidden)
+
+
+def _outputs(inp: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """One output of the state's size for each step and sequence."""
+    return inp.new_empty((inp.shape[0], inp.shape[1], state.shape[-1]))
+
+
+@contextlib.contextmanager
+def without_steps() -> Iterator[None]:
+    """Infer shapes of recurrent layers without their time steps. No effect where PyTorch has other internals.
+
+    On fake tensors PyTorch decomposes an LSTM or GRU into one set of operators per step and layer, only to learn the shape
+    of the result: a minute for 512 steps of 6 layers. While this context is open, a layer is one step.
+    """
+    replaced = {}
+    for name, layer in (("one_layer_lstm", _lstm_layer), ("one_layer_rnn", _rnn_layer)):
+        if hasattr(decompositions, name):
+            replaced[name] = getattr(decompositions, name)
+            setattr(decompositions, name, layer)
+    try:
+        yield
+    finally:
+        for name, layer in replaced.items():
+            setattr(decompositions, name, layer)

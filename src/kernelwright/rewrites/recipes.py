@@ -24,10 +24,9 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
-from kernelwright.rewrites.normalise import CarriedStateError, UntraceableError
 from kernelwright.rewrites.order import Place
 from kernelwright.rewrites.rules import rewrite
-from kernelwright.rewrites.tracing import OperatorGraph, Trace, trace
+from kernelwright.rewrites.tracing import CarriedStateError, OperatorGraph, Trace, UntraceableError, trace
 
 CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _COPIED_BYTES = 128 << 20

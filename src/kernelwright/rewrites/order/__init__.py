@@ -24,9 +24,8 @@ from torch import fx
 
 from kernelwright.errors import ConfigError
 from kernelwright.rewrites.graph import is_call, is_tensor, numel, shape, value
-from kernelwright.rewrites.normalise import is_view_call
 from kernelwright.rewrites.templates.products import Operands, ProductTemplate
-from kernelwright.rewrites.tracing import Trace
+from kernelwright.rewrites.tracing import Trace, is_view_call
 
 PACKAGED = Path(__file__).with_name("order.json")
 VARIABLE = "KERNELWRIGHT_ORDER"

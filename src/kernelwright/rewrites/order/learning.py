@@ -24,9 +24,8 @@ from scipy.sparse import csr_array
 
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.records import RunDirectory, Task
-from kernelwright.rewrites.normalise import UntraceableError
 from kernelwright.rewrites.order import Order, Place, features
-from kernelwright.rewrites.tracing import trace
+from kernelwright.rewrites.tracing import UntraceableError, trace
 
 STRENGTH = 2.0
 """Of the penalty on squared weights. Between 1 and 8 the result hardly depends on it."""

@@ -12,6 +12,8 @@ from kernelwright.errors import InternalError
 from kernelwright.rewrites.graph import Editor, Operator
 from kernelwright.rewrites.tracing import OperatorGraph
 
+Replacement = Callable[[Editor, fx.Node], fx.Node | None]
+"""Function of a graph's editor and a call. Returns the node that replaces the call, or None."""
 MOST_ROUNDS = 30
 """A stop for rules that feed each other; a set that is still firing then has a cycle."""
 
@@ -40,25 +42,30 @@ class Rule:
     @classmethod
     def of(cls, function: Callable[[Editor], int], *, always: bool = True) -> Rule:
         """A rule that is named as its function, with hyphens."""
-        return cls(name=function.__name__.replace("_", "-"), apply=function, always=always)
+        return cls(name=str(getattr(function, "__name__", "")).replace("_", "-"), apply=function, always=always)
 
 
-def each(*packets: Operator) -> Callable[[Callable[[Editor, fx.Node], fx.Node | None]], Callable[[Editor], int]]:
-    """Make a rule's function, over all calls of these operators, of one that finds what replaces one call, or None."""
+class EachCall:
+    """A rule's function over all calls of some operators, made of one that returns what replaces one call, or None."""
 
-    def decorate(replacement: Callable[[Editor, fx.Node], fx.Node | None]) -> Callable[[Editor], int]:
-        @functools.wraps(replacement)
-        def apply(editor: Editor) -> int:
-            count = 0
-            for node in editor.nodes(*packets):
-                if not node._erased and (new := replacement(editor, node)) is not None:
-                    editor.replace(node, new)
-                    count += 1
-            return count
+    def __init__(self, packets: tuple[Operator, ...], replacement: Replacement) -> None:
+        self._packets = packets
+        self._replacement = replacement
+        functools.update_wrapper(self, replacement)
 
-        return apply
+    def __call__(self, editor: Editor) -> int:
+        """Replace calls in place; how many were."""
+        count = 0
+        for node in editor.nodes(*self._packets):
+            if not node._erased and (new := self._replacement(editor, node)) is not None:
+                editor.replace(node, new)
+                count += 1
+        return count
 
-    return decorate
+
+def each(*packets: Operator) -> Callable[[Replacement], EachCall]:
+    """Decorate the replacement of one call of these operators, so that it becomes a rule's function."""
+    return functools.partial(EachCall, packets)
 
 
 def rewrite(graph: OperatorGraph, rules: Sequence[Rule]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
 from kernelwright.rewrites.graph import (
@@ -20,7 +21,6 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
-from kernelwright.rewrites.helpers import window_counts
 from kernelwright.rewrites.rules.affine import (
     ADAPTIVE_POOLS,
     AVERAGE_POOLS,
@@ -36,6 +36,33 @@ TRANSPOSED_OF_RANK = dict(
     enumerate((aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input), 1)
 )
 POOL_OF_RANK = dict(enumerate((aten.avg_pool1d.default, aten.avg_pool2d.default, aten.avg_pool3d.default), 1))
+
+
+def window_counts(
+    like: torch.Tensor,
+    size_in: int,
+    size_out: int,
+    kernel: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+    transposed: bool,
+) -> torch.Tensor:
+    """Which input positions each tap of a convolution touches, along one dimension.
+
+    Returns:
+        A (size_in, kernel) matrix: 1 where tap k multiplies input i for some output, else 0. Borders that
+        padding cuts off are 0, so sums over all outputs are exact.
+    """
+    index = torch.arange(size_in, device=like.device)[:, None]
+    tap = torch.arange(kernel, device=like.device)
+    if transposed:
+        output = index * stride - padding + tap * dilation
+        touched = (output >= 0) & (output < size_out)
+    else:
+        output = index + padding - tap * dilation
+        touched = (output >= 0) & (output % stride == 0) & (output < size_out * stride)
+    return touched.to(like.dtype)
 
 
 class Geometry(NamedTuple):

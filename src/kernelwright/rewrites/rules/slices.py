@@ -170,29 +170,34 @@ def _reads_last(user: fx.Node, output: fx.Node, steps: int) -> bool:
 
 def _cut(editor: Editor, node: fx.Node, layers: int, steps: int) -> fx.Node:
     """Last layer as a forward run over everything and a one-step run over the last element, joined."""
-    is_lstm = is_call(node, aten.lstm)
     source, parameters = node.args[0], list(argument(node, "params"))
-    states = list(argument(node, "hx")) if is_lstm else [argument(node, "hx")]
     # Each direction of each layer has two weights and two biases, and with projections one more weight.
     each = len(parameters) // (2 * layers)
-
-    def options(count: int, bidirectional: bool) -> tuple[bool | int | float, ...]:
-        """Arguments of a run over a number of layers, from `has_biases` to `batch_first`."""
-        return True, count, 0.0, bool(argument(node, "train")), bidirectional, bool(argument(node, "batch_first"))
-
-    def state_of(first: int, count: int) -> Any:
-        parts = [editor.call(node, aten.slice.Tensor, state, 0, first, first + count) for state in states]
-        return parts if is_lstm else parts[0]
-
     if layers > 1:
-        lower = options(layers - 1, True)
-        below = editor.again(node, node, source, state_of(0, 2 * (layers - 1)), parameters[: -2 * each], *lower)
+        below = _run(editor, node, source, (0, 2 * (layers - 1)), parameters[: -2 * each], layers - 1)
         source = editor.pick(node, below, 0)
     assert isinstance(source, fx.Node)
     length = shape(source)[steps]
-    ahead, back = parameters[-2 * each : -each], parameters[-each:]
-    forward = editor.again(node, node, source, state_of(2 * layers - 2, 1), ahead, *options(1, False))
+    forward = _run(editor, node, source, (2 * layers - 2, 1), parameters[-2 * each : -each])
     tail = editor.call(node, aten.slice.Tensor, source, steps, length - 1, length)
-    backward = editor.again(node, node, tail, state_of(2 * layers - 1, 1), back, *options(1, False))
+    backward = _run(editor, node, tail, (2 * layers - 1, 1), parameters[-each:])
     ends = [editor.call(node, aten.select.int, editor.pick(node, run, 0), steps, -1) for run in (forward, backward)]
     return editor.call(node, aten.cat.default, ends, 1)
+
+
+def _run(
+    editor: Editor, node: fx.Node, source: Any, state: tuple[int, int], parameters: list[Any], both_ways: int = 0
+) -> fx.Node:
+    """A run of some layers of a call.
+
+    Args:
+        state: First one and number of the initial states of these layers.
+        both_ways: Number of layers that run in both directions; 0 for one layer in one direction.
+    """
+    states = list(argument(node, "hx")) if is_call(node, aten.lstm) else [argument(node, "hx")]
+    first, count = state
+    parts: list[Any] = [editor.call(node, aten.slice.Tensor, item, 0, first, first + count) for item in states]
+    initial = parts if is_call(node, aten.lstm) else parts[0]
+    train, batch_first = bool(argument(node, "train")), bool(argument(node, "batch_first"))
+    options = (True, both_ways or 1, 0.0, train, both_ways > 0, batch_first)
+    return editor.again(node, node, source, initial, parameters, *options)

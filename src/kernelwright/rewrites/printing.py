@@ -1,11 +1,11 @@
-"""Spells operators in Python: infix, a method, a function of `torch` or of `torch.nn.functional`."""
+"""Prints operators in Python: infix, a method, a function of `torch` or of `torch.nn.functional`."""
 
 from __future__ import annotations
 
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -14,8 +14,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, packet_of, shape
-from kernelwright.rewrites.recurrent_shapes import without_steps
+from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, packet_of, shape, without_steps
 
 INFIX = {
     aten.add: "+",
@@ -139,23 +138,29 @@ def literal(item: Any) -> str:
     return str(item) if isinstance(item, torch.dtype | torch.memory_format | torch.layout) else repr(item)
 
 
-class Speller:
+class OpPrinter:
     """Writes one call as a Python expression.
 
-    `name_of` gives the text by which a node's value is read, `device` is that of the device on which new tensors are made.
+    Args:
+        names: Variables that hold the values of nodes so far; a placeholder without one is read by its expression.
+        device: Text of the device on which new tensors are made.
     """
 
-    def __init__(self, name_of: Callable[[fx.Node], str], device: str) -> None:
-        self._name_of = name_of
+    def __init__(self, names: Mapping[fx.Node, str], device: str) -> None:
+        self._names = names
         self._device = device
 
     def text(self, item: Any) -> str:
         """An argument: a node, a list with nodes in it, or a constant."""
         if isinstance(item, fx.Node):
-            return self._name_of(item)
+            return self._names[item] if item in self._names else self._expression(item)
         if isinstance(item, list | tuple) and any(isinstance(part, fx.Node) for part in item):
             return "[" + ", ".join(map(self.text, item)) + "]"
         return self._device if isinstance(item, torch.device) else literal(item)
+
+    def _expression(self, placeholder: fx.Node) -> str:
+        text = cast(str, placeholder.meta["expression"])
+        return f"{text[:-1]}, device={self._device})" if placeholder.meta["role"] == "literal" else text
 
     def call(self, node: fx.Node) -> str:
         """The whole call."""
@@ -255,7 +260,7 @@ def _is_same(name: str, node: fx.Node) -> bool:
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     names = {source: f"value_{index}" for index, source in enumerate(sources)}
     device = next((leaf.device for leaf in leaves), torch.device("cpu"))
-    text = Speller(names.__getitem__, repr(str(device)))._usual(name, node)
+    text = OpPrinter(names, repr(str(device)))._usual(name, node)
     return _makes(
         str(text),
         tuple(_described(source.meta["val"]) for source in sources),
