@@ -162,6 +162,27 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         TaskError: no such suite, its files are missing or are not what they should be, or no task is left.
         InfrastructureError: the hub was asked for and cannot be used.
     """
+    _check_request(name, path, levels, hub)
+    left_out: dict[str, str] = {}
+    if name == "builtin":
+        entries = builtin_entries(levels)
+    elif name in CASTS:
+        entries, left_out = entries_from_libraries(levels, name)
+    elif name == "robust-kbench":
+        entries, left_out = entries_from_tasks(_required(path, name), levels)
+    elif name == "cuda-l1":
+        entries = entries_from_release(_required(path, name), levels)
+    elif hub:
+        entries = entries_from_hub(levels)
+    else:
+        entries = entries_from_checkout(_required(path, name), levels)
+    if not entries:
+        raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none. Check --levels.")
+    return Suite(name, tuple(entries), left_out)
+
+
+def _check_request(name: str, path: Path | None, levels: Sequence[int], hub: bool) -> None:
+    """Raise TaskError where there is no such suite, or what was asked for does not go with it."""
     if name not in SUITE_NAMES:
         hint = near_names(name, SUITE_NAMES)
         raise TaskError(f"Wanted a suite, one of {', '.join(SUITE_NAMES)}; found {name!r}.{hint}")
@@ -169,28 +190,10 @@ def load_suite(name: str, *, path: Path | None = None, levels: Sequence[int] = (
         raise TaskError(f"Wanted at least one level of the suite {name}; found none.")
     if hub and name != "kernelbench":
         raise TaskError(f"Wanted the suite {name} from the hub; only kernelbench is read from there. Leave --hub out.")
-    left_out: dict[str, str] = {}
     if name not in _PLACES and path is not None:
         raise TaskError(f"Wanted the suite {name}; found the path {path}. It comes with the package. Leave --path out.")
-    if name == "builtin":
-        entries = builtin_entries(levels)
-    elif name in CASTS:
-        entries, left_out = entries_from_libraries(levels, name)
-    elif name == "robust-kbench":
-        entries, left_out = entries_from_tasks(_required(path, name), levels)
-    elif name == "kernelbench":
-        if hub and path is not None:
-            raise TaskError(f"Wanted kernelbench both from the hub and from {path}; choose one.")
-        if hub:
-            entries = entries_from_hub(levels)
-        else:
-            entries = entries_from_checkout(_required(path, name), levels)
-    else:
-        release = _required(path, name)
-        entries = entries_from_release(release, levels)
-    if not entries:
-        raise TaskError(f"Wanted tasks of level {_listed(levels)} in the suite {name}; found none. Check --levels.")
-    return Suite(name, tuple(entries), left_out)
+    if hub and path is not None:
+        raise TaskError(f"Wanted kernelbench both from the hub and from {path}; choose one.")
 
 
 def _required(path: Path | None, name: str) -> Path:
