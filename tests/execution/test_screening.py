@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import threading
-from collections import defaultdict
-from concurrent.futures import wait
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
-from kernelwright.execution import screening
-from kernelwright.execution import screens as screens_module
-from kernelwright.execution.local import Job
-from kernelwright.execution.screening import SPARED_BYTES, ScreeningPool, ScreeningProcess, device_limit_bytes
-from kernelwright.execution.screens import Screens
+from kernelwright.execution import screener as screeners
+from kernelwright.execution.fork_servers import ForkServers
+from kernelwright.execution.screener import SPARED_BYTES, Screener, device_limit_bytes
+from kernelwright.execution.work import Progress, Screen
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
-from kernelwright.judge.isolation.process import Worker
+from kernelwright.judge.isolation.process import Worker, WorkerError
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.compiling import Compiles
-from kernelwright.records.screened import screened_of
 from tests.samples import module
 
 TASK = Task(
@@ -58,19 +52,25 @@ NO_MODULE = "class ModelNew: pass"
 NO_PYTHON = "def broken(:"
 
 
+@contextlib.contextmanager
+def screening(task=TASK, settings=SETTINGS, slots=1):
+    with contextlib.closing(ForkServers("cpu")) as servers, Screener(task, "cpu", settings, servers, slots) as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
-def pool():
-    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
-        yield pool
+def screener():
+    with screening() as made:
+        yield made
 
 
-def look(pool: ScreeningPool, *sources: str):
-    found = {candidate.source: one for candidate, one in pool.screen(Candidate(source=source) for source in sources)}
+def look(screener: Screener, *sources: str):
+    found = {candidate.source: one for candidate, one in screener.screen(Candidate(source=source) for source in sources)}
     return [found[source] for source in sources]
 
 
-def test_a_right_candidate_is_estimated_and_a_wrong_one_is_not(pool):
-    right, wrong = look(pool, RIGHT, WRONG)
+def test_a_right_candidate_is_estimated_and_a_wrong_one_is_not(screener):
+    right, wrong = look(screener, RIGHT, WRONG)
     assert (right.correct, right.reason) == (True, None)
     assert right.estimate > 0
     assert right.spread >= 0
@@ -93,8 +93,8 @@ def test_a_right_candidate_is_estimated_and_a_wrong_one_is_not(pool):
         (module("b.mul_(a[:, None])"), Reason.INPUT_MUTATED),
     ],
 )
-def test_what_is_wrong_has_a_reason_code(pool, source, reason):
-    (found,) = look(pool, source)
+def test_what_is_wrong_has_a_reason_code(screener, source, reason):
+    (found,) = look(screener, source)
     assert (found.correct, found.reason) == (False, reason), found.detail
 
 
@@ -104,279 +104,293 @@ def test_what_is_wrong_has_a_reason_code(pool, source, reason):
     [(DIES, Reason.CRASHED), (HANGS, Reason.RUN_TIMEOUT), (CHANGES_FLAGS, None)],
 )
 def test_after_a_crash_a_hang_or_changed_settings_the_next_candidate_has_a_fresh_process(source, reason):
-    settings = SETTINGS.model_copy(update={"build_limit_s": 5.0})
-    with ScreeningPool(TASK, "cpu", settings, slots=1) as pool:
-        before, bad, after = look(pool, RIGHT, source, RIGHT + "\n")
+    with screening(settings=SETTINGS.model_copy(update={"build_limit_s": 5.0})) as screener:
+        before, bad, after = look(screener, RIGHT, source, RIGHT + "\n")
     assert bad.reason == reason
     assert (before.correct, after.correct) == (True, True)
     assert [one.spent_s["task"] > 0.02 for one in (before, bad, after)] == [True, False, True]
 
 
-def test_one_that_has_a_gpus_memory_alone_may_have_nearly_all_of_it(monkeypatch):
-    total = 0
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total))
+@pytest.mark.exhaustive
+def test_a_task_that_does_not_run_is_the_tasks_fault():
+    broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
+    with screening(broken) as screener:
+        (found,) = look(screener, RIGHT)
+    assert isinstance(found, TaskError)
+
+
+def test_one_that_has_a_gpus_memory_alone_may_have_nearly_all_of_it(on_gpu):
     limit = 2 * SETTINGS.device_memory_limit_bytes
     gpu = torch.device("cuda:0")
-    total = 140 << 30
-    assert device_limit_bytes(SETTINGS, gpu, alone=True) == total - SPARED_BYTES > limit
+    on_gpu.total_memory = 140 << 30
+    assert device_limit_bytes(SETTINGS, gpu, alone=True) == on_gpu.total_memory - SPARED_BYTES > limit
     assert device_limit_bytes(SETTINGS, gpu, alone=False) == limit
-    total = limit
+    on_gpu.total_memory = limit
     assert device_limit_bytes(SETTINGS, gpu, alone=True) == limit
     assert device_limit_bytes(SETTINGS, torch.device("cpu"), alone=True) == limit
 
 
-@pytest.mark.exhaustive
-def test_a_task_that_does_not_run_is_the_tasks_fault():
-    broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
-    with ScreeningPool(broken, "cpu", SETTINGS, slots=1) as pool:
-        (found,) = look(pool, RIGHT)
-    assert isinstance(found, TaskError)
+# --- with workers that answer as a test says ----------------------------------------------------------------------------
+
+TIMED = {"estimate": 2.0, "spread": 0.1, "pairs": 9, "reference_us": 1200.0, "candidate_us": 600.0}
 
 
-@pytest.mark.exhaustive
-def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again(monkeypatch):
-    request, calls = Worker.request, []
+class Workers:
+    """Starts workers, and notes what they are asked.
 
-    def disturbed(self, op, timeout_s, **fields):
-        if op == "check" and not calls:
-            calls.append(self.spec.gate)
-            raise DisturbedError("others")
-        return request(self, op, timeout_s, **fields)
+    Args:
+        answer: What is answered, by what is asked and the source of the candidate; an exception is raised.
+    """
 
-    monkeypatch.setattr(Worker, "request", disturbed)
-    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
-        (found,) = look(pool, RIGHT)
-        assert found.correct
-        assert pool._processes[0].worker.spec.gate is not calls[0]
+    is_single = False
 
+    def __init__(self, answer=lambda op, source: None):
+        self.answer, self.made, self.asked, self.servers = answer, [], [], []
 
-@pytest.mark.exhaustive
-def test_one_for_whose_kernels_others_waited_too_long_is_no_good_and_its_process_is_replaced(monkeypatch):
-    request, calls = Worker.request, []
+    def start(self, server, spec, settings):
+        self.made.append(FakeWorker(self, spec))
+        return self.made[-1]
 
-    def waited_for(self, op, timeout_s, **fields):
-        if op == "check" and not calls:
-            calls.append(op)
-            self.close()
-            raise CrowdedError("work on the GPU went on for 10 s.")
-        return request(self, op, timeout_s, **fields)
+    @property
+    def alive(self):
+        return [worker for worker in self.made if not worker.ended]
 
-    monkeypatch.setattr(Worker, "request", waited_for)
-    with ScreeningPool(TASK, "cpu", SETTINGS, slots=1) as pool:
-        found = look(pool, RIGHT, RIGHT + "# again")
-    assert [one.correct for one in found] == [False, True]
-    assert (found[0].reason, found[0].detail) == (Reason.RUN_TIMEOUT, "work on the GPU went on for 10 s.")
+    # as fork servers
 
-
-@pytest.mark.exhaustive
-def test_candidates_of_several_tasks_are_looked_at_and_a_broken_task_is_missing():
-    broken = Task(id="broken", source=TASK.source.replace("torch.diag(a) @ b", "a @ nothing"))
-    other = Task(id="other", source=TASK.source + "# other\n")
-    jobs = [Job(task, Candidate(source=text)) for task in (TASK, broken, other) for text in (RIGHT, WRONG)]
-    with Screens(["cpu"], SETTINGS) as screens:
-        screens.prepare([other])
-        found = {(job.task.id, job.candidate.source): one.correct for job, one in screens.look(jobs)}
-        assert list(screens.look([])) == []
-    assert found == {(task.id, text): text == RIGHT for task in (TASK, other) for text in (RIGHT, WRONG)}
-
-
-def test_processes_of_a_task_may_start_before_its_candidates_are_there(monkeypatch):
-    events = []
-
-    class FakeScreeningPool:
-        def __init__(self, task, *given):
-            self.name = task.id
-            events.append(("starts", task.id))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *given):
-            self.close()
-
-        def close(self):
-            events.append(("ends", self.name))
-
-        def screen(self, candidates):
-            return iter([(one, screened_of(TASK, one, correct=True)) for one in candidates])
-
-    monkeypatch.setattr(screens_module, "ScreeningPool", FakeScreeningPool)
-    monkeypatch.setattr(screens_module, "ForkServer", lambda off: io.StringIO())  # something to close
-    other = Task(id="other", source=TASK.source + "# other\n")
-    with Screens(["cuda:0"], SETTINGS) as screens:
-        screens.prepare([other])
-        screens.prepare([TASK])
-        assert events == [("starts", "other"), ("ends", "other"), ("starts", TASK.id)], "what nobody asked for ends"
-        assert len(list(screens.look([Job(TASK, Candidate(source=RIGHT))]))) == 1
-        assert len(list(screens.look([Job(TASK, Candidate(source=WRONG))]))) == 1
-        screens.prepare([other])
-    assert events[3:] == [("ends", TASK.id), ("starts", TASK.id), ("ends", TASK.id), ("starts", "other"), ("ends", "other")]
-
-
-def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_for_any(pool):
-    first, *_ = pool._processes
-    assert all(pool.takes(kind) for kind in Compiles)
-    pool._free.remove(first)
-    assert not any(pool.takes(kind) for kind in Compiles)
-    pool._free.append(ScreeningProcess(pool))
-    assert [kind for kind in Compiles if pool.takes(kind)] == [Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]
-    pool._free[:] = [first]
-
-
-def test_the_reference_makes_way_for_those_who_measure_and_is_not_ended_for_it(monkeypatch):
-    """In float64 it is at work for seconds, and what was timed beside it read twice as long."""
-    asked = []
-
-    @contextlib.contextmanager
-    def gate(*, shared):
-        asked.append(("gate", shared))
-        yield
-        asked.append("left")
-
-    class FakeWorker:
-        is_trusted = Worker.is_trusted
-
-        def __init__(self, zygote, spec, settings):
-            self.spec = spec
-
-        def request(self, op, limit_s, **_):
-            asked.append((op, self.is_trusted))
-            return {"least_us": 1.0, "operations_us": 3.0, "reference_us": 2.0}
-
-    monkeypatch.setattr(screening, "Worker", FakeWorker)
-    zygotes = SimpleNamespace(keep_off=lambda core: None)
-    process = object.__new__(ScreeningProcess)
-    process._pool = SimpleNamespace(
-        device="cpu",
-        directory=Path("none"),
-        task=TASK,
-        settings=SETTINGS,
-        build_limit_s=20.0,
-        closing=False,
-        zygote_for=lambda compiling: zygotes,
-    )
-    process._gate = gate
-    worker = process._start(compiling=False)
-    assert asked == [("task", True), ("gate", True), ("truth", True), "left"]
-    assert not worker.is_trusted, "candidates' code runs in it from now on"
-    assert process._reference_us == 2.0
-    monkeypatch.setattr(process, "_started", lambda compiling: worker)
-    monkeypatch.setattr(process, "_look", lambda *_: {"correct": True})
-    monkeypatch.setattr(process, "_make_ready", lambda worker: None)
-    process._pool.wants_compiler = lambda source: False
-    found = process.screen(Candidate(source=""))
-    assert (found.least_us, found.operations_us) == (1.0, 3.0)
-
-
-@pytest.mark.parametrize(
-    ("device", "reference_us", "alone"), [("cuda", 1200.0, True), ("cuda", 90.0, False), ("cpu", None, False)]
-)
-def test_long_calls_have_a_gpu_alone_while_they_are_timed(device, reference_us, alone):
-    process, asked = object.__new__(ScreeningProcess), []
-    timed = {"estimate": 2.0, "spread": 0.1, "pairs": 9, "reference_us": 1200.0, "candidate_us": 600.0}
-
-    @contextlib.contextmanager
-    def gate(*, shared):
-        asked.append(("gate", shared))
-        yield
-
-    def request(what, limit_s, **_):
-        asked.append((what, limit_s) if what == "time" else what)
-        return timed if what == "time" else {}
-
-    looked_at = SimpleNamespace(
-        build_limit_s=20.0,
-        run_limit_s=20.0,
-        where=torch.device(device),
-        settings=SETTINGS,
-        timing=lambda *_: contextlib.nullcontext(),
-    )
-    process._pool, process._gate, process._reference_us = looked_at, gate, reference_us
-    found = process._look(SimpleNamespace(request=request), Candidate(source=""), defaultdict(float))
-    assert found["estimate"] == 2.0
-    assert asked == [
-        "build",
-        ("gate", True),
-        "call",
-        "check",
-        ("gate", not alone),
-        ("time", pytest.approx(5.12) if alone else 20.0),
-    ]
-
-
-def test_on_a_gpu_whatever_compiles_is_forked_from_the_zygote_with_the_compiler(pool, monkeypatch):
-    sources = [module(note=note) for note in ("", "triton", "torch.compile")]
-    assert [pool.wants_compiler(one) for one in sources] == [False, False, True]
-    monkeypatch.setattr(pool, "where", torch.device("cuda"))
-    assert [pool.wants_compiler(one) for one in sources] == [False, True, True]
-    monkeypatch.setattr(pool._zygote, "_compiling", pool)  # stands for it
-    assert pool.zygote_for(True) is pool
-    assert pool.zygote_for(False) is pool._zygote.plain
-    monkeypatch.setattr(pool, "_zygote", "one that was given")
-    assert pool.zygote_for(True) == "one that was given"
-
-
-def test_on_a_gpu_some_processes_for_compilers_start_before_there_is_a_candidate(monkeypatch):
-    begun = []
-    monkeypatch.setattr(ScreeningProcess, "begin", lambda self, compiling: begun.append(compiling))
-    monkeypatch.setattr(screening, "lock_path", lambda device, what: None)
-    monkeypatch.setattr(screening, "DeviceGate", lambda *_: None)
-    monkeypatch.setattr(screening, "Zygotes", NoZygotes)
-    for device, slots, wanted in (
-        ("cuda:0", 8, [False, True, True, True]),
-        ("cuda:0", 2, [False, True]),
-        ("cpu", 4, [False]),
-    ):
-        with ScreeningPool(TASK, device, SETTINGS, slots) as pool:
-            wait(pool._begun)
-        assert sorted(begun) == wanted
-        begun.clear()
-
-
-class NoZygotes:
-    """Starts nothing."""
-
-    def __init__(self, device_type):
-        pass
+    def server(self, *, compiling):
+        self.servers.append(compiling)
 
     def keep_off(self, core):
         pass
 
-    def close(self):
-        pass
+
+class FakeWorker:
+    is_trusted = Worker.is_trusted
+    pid = None
+
+    def __init__(self, workers, spec):
+        self.workers, self.spec, self.ended, self.source = workers, spec, False, None
+
+    def request(self, op, limit_s, **fields):
+        gate = self.spec.gate
+        # A block that shares the device lets none in that is alone.
+        place = "alone" if gate.alone else "shared" if gate._shared else "beside"
+        self.workers.asked.append((op, place, limit_s, self.is_trusted))
+        self.source = fields.get("source", self.source)
+        answer = self.workers.answer(op, self.source)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if answer is not None else {"time": TIMED, "next": CLEAN}.get(op, {})
+
+    def discard(self):
+        self.ended = True
+
+    def stop(self):
+        return False
 
 
-def test_what_runs_out_of_memory_beside_other_processes_is_tried_again_when_they_have_ended(monkeypatch):
-    alive, seen, together = set(), set(), threading.Barrier(2)
-    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.00 GiB.\nProcess 1 has 6 GiB")
-
-    def screen(process, candidate):
-        alive.add(process)
-        if candidate.sha256 in seen:
-            assert alive == {process}, "others still hold the task"
-            return screened_of(TASK, candidate, correct=True)
-        seen.add(candidate.sha256)
-        together.wait(timeout=60)
-        if candidate.source == RIGHT:
-            raise full  # its own look at whether the GPU rests, say
-        return screened_of(TASK, candidate, correct=False, reason=Reason.OUT_OF_MEMORY)
-
-    monkeypatch.setattr(ScreeningProcess, "begin", lambda process, compiling: None)
-    monkeypatch.setattr(ScreeningProcess, "screen", screen)
-    monkeypatch.setattr(ScreeningProcess, "close", lambda process: alive.discard(process))
-    candidates = [Candidate(source=source, policy="test") for source in (RIGHT, WRONG)]
-    with ScreeningPool(TASK, "cpu", SETTINGS, 2) as pool:
-        found = list(pool.screen(candidates))
-    assert [one.correct for _, one in found] == [True, True]
+CLEAN = {"clean": True, "resident_bytes": 0, "device_bytes": 0}
 
 
-def test_what_runs_out_of_memory_alone_says_so(monkeypatch):
-    def screen(process, candidate):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 600.00 GiB.\nProcess 1 has 6 GiB")
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A GPU that is not there, and its memory."""
+    properties = SimpleNamespace(total_memory=140 << 30, uuid="none")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return properties
 
-    monkeypatch.setattr(ScreeningProcess, "begin", lambda process, compiling: None)
-    monkeypatch.setattr(ScreeningProcess, "screen", screen)
-    with ScreeningPool(TASK, "cpu", SETTINGS, 2) as pool:
-        ((_, error),) = pool.screen([Candidate(source=RIGHT, policy="test")])
+
+@pytest.fixture(autouse=True)
+def _no_signals(monkeypatch):
+    """Workers that are no processes take no signals."""
+    signal_each = screeners.signal_each
+    monkeypatch.setattr(screeners, "signal_each", lambda pids, number: signal_each([pid for pid in pids if pid], number))
+
+
+def faked(workers, device="cpu", slots=1, **options):
+    return Screener(TASK, device, SETTINGS, workers, slots, start=workers.start, **options)
+
+
+def outcomes(workers, *sources, device="cpu", slots=1, **options):
+    with faked(workers, device, slots, **options) as screener:
+        return look(screener, *sources)
+
+
+def test_the_reference_makes_way_for_those_who_measure_and_is_not_ended_for_it():
+    """In float64 it is at work for seconds, and what was timed beside it read twice as long."""
+    workers = Workers(lambda op, source: {"least_us": 1.0, "operations_us": 3.0} if op == "truth" else None)
+    (found,) = outcomes(workers, RIGHT)
+    assert [(op, place, is_trusted) for op, place, _, is_trusted in workers.asked][:3] == [
+        ("task", "beside", True),
+        ("truth", "shared", True),
+        ("build", "beside", False),
+    ], "candidates' code runs in it from then on"
+    assert (found.least_us, found.operations_us) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "reference_us", "place"), [("cuda", 1200.0, "alone"), ("cuda", 90.0, "shared"), ("cpu", None, "shared")]
+)
+def test_long_calls_have_a_gpu_alone_while_they_are_timed(on_gpu, device, reference_us, place):
+    workers = Workers(lambda op, source: {"reference_us": reference_us} if op == "truth" else None)
+    (found,) = outcomes(workers, RIGHT, device=device)
+    assert found.estimate == 2.0
+    places = {op: (place, limit_s) for op, place, limit_s, _ in workers.asked}
+    assert [places[op][0] for op in ("build", "call", "check", "time")] == ["beside", "shared", "shared", place]
+    limit_s = min(SETTINGS.run_limit_s, 5.12)
+    assert places["time"][1] == pytest.approx(limit_s if place == "alone" else SETTINGS.run_limit_s)
+
+
+def test_one_whose_process_was_ended_for_anothers_kernels_is_looked_at_again():
+    errors = iter([DisturbedError("others")])
+    workers = Workers(lambda op, source: next(errors, None) if op == "check" else None)
+    (found,) = outcomes(workers, RIGHT)
+    assert found.correct
+    first, second = workers.made
+    assert first.spec.gate is not second.spec.gate
+
+
+def test_one_for_whose_kernels_others_waited_too_long_is_no_good():
+    errors = iter([CrowdedError("work on the GPU went on for 10 s.")])
+    found = outcomes(Workers(lambda op, source: next(errors, None) if op == "check" else None), RIGHT, WRONG)
+    assert [one.correct for one in found] == [False, True]
+    assert (found[0].reason, found[0].detail) == (Reason.RUN_TIMEOUT, "work on the GPU went on for 10 s.")
+
+
+@pytest.mark.parametrize(
+    "left", [{"clean": False}, {"resident_bytes": 4 << 30}, {"device_bytes": 2 << 30}, WorkerError(Reason.CRASHED, "gone")]
+)
+def test_a_process_that_is_not_as_it_was_is_replaced(left):
+    answer = left if isinstance(left, Exception) else CLEAN | left
+    workers = Workers(lambda op, source: answer if op == "next" else None)
+    assert all(found.correct for found in outcomes(workers, RIGHT, WRONG))
+    assert len(workers.made) >= 2
+
+
+def test_what_an_untrusted_process_names_is_checked():
+    for op, answer, reason in (
+        ("check", {"reason": "no-such-reason"}, Reason.PROTOCOL_VIOLATION),
+        ("check", {"reason": str(Reason.WRONG_OUTPUT)}, Reason.WRONG_OUTPUT),
+        ("time", TIMED | {"estimate": True}, Reason.PROTOCOL_VIOLATION),
+        ("time", TIMED | {"estimate": 1e300}, Reason.PROTOCOL_VIOLATION),
+    ):
+        (found,) = outcomes(Workers(lambda asked, source, op=op, answer=answer: answer if asked == op else None), RIGHT)
+        assert (found.correct, found.reason) == (False, reason)
+
+
+SOURCES = [module(note=note) for note in ("", "triton", "torch.compile")]
+
+
+@pytest.mark.parametrize(("device", "compiling"), [("cpu", [False, False, True]), ("cuda:0", [False, True, True])])
+def test_on_a_gpu_whatever_compiles_is_forked_from_the_server_with_the_compiler(on_gpu, device, compiling):
+    for source, wanted in zip(SOURCES, compiling, strict=True):
+        workers = Workers()
+        with faked(workers, device, slots=2, early=False) as screener:
+            look(screener, source)
+        assert workers.servers.count(True) == wanted
+
+
+@pytest.mark.parametrize(
+    ("device", "slots", "early", "wanted"),
+    [("cuda:0", 8, True, 4), ("cuda:0", 2, True, 2), ("cuda:0", 8, False, 1), ("cpu", 4, True, 1)],
+)
+def test_on_a_gpu_some_processes_for_compilers_start_before_there_is_a_candidate(on_gpu, device, slots, early, wanted):
+    workers = Workers()
+    with faked(workers, device, slots, early=early) as screener:
+        while len(workers.made) < wanted:
+            pass
+        look(screener, RIGHT)
+    assert sorted(workers.servers) == [False, *[True] * (wanted - 1)]
+
+
+def test_what_compiles_nothing_waits_for_the_first_process_and_compilers_take_any():
+    free = {}
+
+    def candidates(screener):
+        for source in SOURCES[:2]:
+            yield Candidate(source=source)
+            free[source] = [kind for kind in Compiles if screener.takes(kind)]
+
+    may_end = threading.Event()
+    workers = Workers(lambda op, source: may_end.wait(60) and None if op == "build" else None)
+    with faked(workers, slots=3) as screener:
+        assert all(screener.takes(kind) for kind in Compiles)
+        found = screener.screen(candidates(screener))
+        threading.Timer(0.2, may_end.set).start()
+        assert len(list(found)) == 2
+    assert [*free.values()] == [[Compiles.CODE, Compiles.INDUCTOR, Compiles.VARIANTS]] * 2
+
+
+def test_what_runs_out_of_memory_beside_other_processes_is_tried_again_when_they_have_ended():
+    seen, together, alive = set(), threading.Barrier(2), []
+
+    def answer(op, source):
+        if op != "check":
+            return None
+        if source in seen:
+            alive.append(len(workers.alive))
+            return {}
+        seen.add(source)
+        together.wait(60)
+        if source == SOURCES[1]:
+            return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.00 GiB.")  # the gate's own, say
+        return WorkerError(Reason.OUT_OF_MEMORY, "it is full")
+
+    workers = Workers(answer)
+    found = outcomes(workers, *SOURCES[:2], slots=2)
+    assert [one.correct for one in found] == [True, True]
+    assert alive == [1, 1], "no other holds the task"
+
+
+def test_what_runs_out_of_memory_alone_says_so():
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 600.00 GiB.\nProcess 1 has 6 GiB")
+    (error,) = outcomes(Workers(lambda op, source: full if op == "check" else None), RIGHT, slots=2)
     assert isinstance(error, DeviceError)
     assert str(error).endswith("out-of-memory: CUDA out of memory. Tried to allocate 600.00 GiB.")
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+class TwoIdeas:
+    name = "two"
+
+    def propose(self, context, count):
+        return [candidate for candidate in map(idea, SOURCES) if candidate.sha256 not in context.seen][:count]
+
+
+def idea(source):
+    return Candidate(source=source, policy="two", techniques=("idea",))
+
+
+def round_of(workers, work, **options):
+    messages = []
+    with faked(workers, slots=2, **options) as screener:
+        return [*screener.look(work, messages.append)], messages
+
+
+def test_a_round_looks_at_what_the_policy_proposes_and_says_what_is_left():
+    found, messages = round_of(Workers(), Screen(TASK, TwoIdeas(), budget=2))
+    assert {one.candidate_sha256 for one, _ in found} == {idea(source).sha256 for source in SOURCES[:2]}
+    assert found[-1][1] is None
+    assert Progress("proposing") in messages
+    again, _ = round_of(Workers(), Screen(TASK, TwoIdeas(), budget=2, earlier=[one for one, _ in found]))
+    assert again == []
+
+
+def test_a_round_of_given_candidates_looks_at_these():
+    found, messages = round_of(Workers(), Screen(TASK, candidates=(idea(RIGHT), idea(WRONG))))
+    assert {one.candidate_sha256 for one, _ in found} == {idea(RIGHT).sha256, idea(WRONG).sha256}
+    assert messages == []
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_round_that_runs_out_of_memory_beside_others_ends_so_that_it_can_be_tried_beside_fewer(is_alone):
+    workers = Workers(lambda op, source: WorkerError(Reason.OUT_OF_MEMORY, "it is full") if op == "check" else None)
+    work = Screen(TASK, TwoIdeas(), budget=1)
+    if is_alone:
+        ((found, _),), _ = round_of(workers, work, is_alone=True)
+        assert found.reason is Reason.OUT_OF_MEMORY
+    else:
+        with pytest.raises(DeviceError, match="it is full"):
+            round_of(workers, work)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from kernelwright.execution.screening import ScreeningPool
+from kernelwright.execution.screener import Screener
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.records import Candidate, Contract, Reason, Task
@@ -103,13 +104,14 @@ KEPT = {
 
 @pytest.fixture
 def looks(_one_fork_server):
-    """Screens in a pool of the task's own; all of them fork from one process that has imported torch."""
+    """Screens in processes of the task's own; all of them fork from one process that has imported torch."""
     return partial(looked, _one_fork_server())
 
 
-def looked(zygote: ForkServer, kept: Kept, settings: Settings, *sources: str):
-    with ScreeningPool(kept.task, "cpu", settings, slots=1, zygote=zygote) as pool:
-        found = {candidate.source: one for candidate, one in pool.screen(Candidate(source=source) for source in sources)}
+def looked(server: ForkServer, kept: Kept, settings: Settings, *sources: str):
+    servers = SimpleNamespace(is_single=True, keep_off=server.keep_off, server=lambda compiling: server)
+    with Screener(kept.task, "cpu", settings, servers, slots=1) as screener:
+        found = {candidate.source: one for candidate, one in screener.screen(Candidate(source=source) for source in sources)}
     return [found[source] for source in sources]
 
 

@@ -81,6 +81,7 @@ class Screener:
         slots: Most processes; by default one for each core, at most `SCREENS_PER_GPU` or `SCREENS_PER_CPU`.
         is_alone: True where nobody else needs the device's memory meanwhile, so that all of it may be used.
         early: True starts a few processes for compilers before there is a candidate for them, on a GPU.
+        start: Starts a worker from a fork server.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class Screener:
         *,
         is_alone: bool = False,
         early: bool = True,
+        start: Callable[..., Worker] = Worker,
     ) -> None:
+        self.start = start
         self.task, self.device, self.where = task, device, torch.device(device)
         # One process holds what a judge, its reference and its candidate hold in three.
         self.settings = settings.model_copy(
@@ -114,14 +117,14 @@ class Screener:
         servers.keep_off(self._core)
         self._folder = JudgeFolder()
         self.directory = self._folder.path
+        self.closing = False
+        """True where no further process may start."""
         self._processes = [_Process(self) for _ in range(self.slots)]
         self._free = [*self._processes]
         self._threads = ThreadPoolExecutor(self.slots + 1)
         self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin, False)]
         if on_gpu and early and not servers.is_single:
             self._begun += [self._threads.submit(one.begin, True) for one in self._processes[1 : 1 + STARTED_EARLY]]
-        self.closing = False
-        """True where no further process may start."""
 
     def screen(self, candidates: Iterable[Candidate | None]) -> Iterator[tuple[Candidate, Screened | KernelwrightError]]:
         """Look at candidates, taken as processes become free; yields each as it ends, in any order.
@@ -288,10 +291,10 @@ class _Process:
         self._screener = screener
         self._gate = DeviceGate(screener.where, screener.settings.unstoppable_limit_s)
         self._worker: Worker | None = None
-        self._least_us: float | None = None
-        self._operations_us: float | None = None
-        self._memory_bytes: int | None = None
-        self._reference_us: float | None = None
+        self._costs: dict[str, Any] = {}
+        """The task's `least_us`, `operations_us` and `memory_bytes` for its records, where they are known."""
+        self._reference_us = 0.0
+        """Latency of the reference, microseconds; 0 where it is not known."""
         self._starting = threading.Lock()
 
     @property
@@ -323,9 +326,7 @@ class _Process:
             screener.task,
             candidate,
             **found,
-            least_us=self._least_us,
-            operations_us=self._operations_us,
-            memory_bytes=self._memory_bytes,
+            **self._costs,
             device=screener.device,
             started=began,
             elapsed_s=round(time.monotonic() - start_s, 3),
@@ -347,7 +348,7 @@ class _Process:
             return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
         if not screener.settings.timed:
             return {"correct": True}
-        limit_s, long_us = screener.run_limit_s, self._reference_us or 0.0
+        limit_s, long_us = screener.run_limit_s, self._reference_us
         if alone := long_us >= LONG_CALL_US:
             limit_s = min(limit_s, TIMED_ALONE_S + TIMED_ALONE_CALLS * long_us / 1e6)
         with screener.timing(worker, spent_s), self._gate(shared=not alone), counted(spent_s, "time"):
@@ -380,7 +381,7 @@ class _Process:
         )
         if screener.closing:
             raise InfrastructureError(f"Wanted to screen candidates of {screener.task.id}; the search was ended.")
-        self._worker = worker = Worker(screener.servers.server(compiling=compiling), spec, screener.settings)
+        self._worker = worker = screener.start(screener.servers.server(compiling=compiling), spec, screener.settings)
         task, settings = screener.task.model_dump_json(), screener.settings.model_dump_json()
         try:
             worker.request("task", screener.build_limit_s, task=task, settings=settings)
@@ -393,8 +394,8 @@ class _Process:
                 raise DeviceError(f"Wanted to screen candidates of {screener.task.id}; {failure}") from failure
             raise TaskError(f"Wanted the reference of {screener.task.id} to run; {failure}") from failure
         worker.spec = replace(spec, role="candidate")  # candidates' code runs in it from now on
-        self._least_us, self._operations_us = answer.get("least_us"), answer.get("operations_us")
-        self._reference_us, self._memory_bytes = answer.get("reference_us"), answer.get("memory_bytes")
+        self._costs = {name: answer.get(name) for name in ("least_us", "operations_us", "memory_bytes")}
+        self._reference_us = answer.get("reference_us") or 0.0
         return worker
 
     def _make_ready(self, worker: Worker) -> None:
