@@ -8,8 +8,8 @@ from tests.package import PACKAGE, contents_of, modules
 
 MODULES = modules()
 
-STILL_TWICE = {"Judge", "Proposals"}
-"""`Judge` is work and who does it. The second `Proposals` goes with the search that uses it."""
+STILL_TWICE = {"Judge"}
+"""`Judge` is work and who does it."""
 
 
 def class_names() -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.deploy import placement
 from kernelwright.errors import CandidateError, UsageError
-from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.work import Executor
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.decisions import JUDGED
@@ -36,7 +36,7 @@ def evaluate(
         print(found.verdict, found.reason, found.speedup, found.speedup_low, found.is_improvement)
 
     A candidate that fails is no error: it has the verdict `rejected` and a reason. For many candidates keep one
-    `kernelwright.judge.Judge` or `JudgePool`, which spares each the start.
+    `kernelwright.judge.Judge` or `LocalExecutor`, which spares each the start.
 
     Args:
         task: A record, a Python file in KernelBench's format or the id of a built-in task.
@@ -69,7 +69,7 @@ class SearchOptions(TypedDict, total=False):
     settings: Settings | None
     on_event: Callable[[SearchEvent], None] | None
     seed: int
-    evaluator: Evaluator | None
+    evaluator: Executor | None
     baselines: Sequence[str] | None
 
 
@@ -95,7 +95,7 @@ def optimize(
     settings: Settings | None = None,
     on_event: Callable[[SearchEvent], None] | None = None,
     seed: int = 0,
-    evaluator: Evaluator | None = None,
+    evaluator: Executor | None = None,
     baselines: Sequence[str] | None = None,
 ) -> OptimizeResult | ModelResult:
     """Search for a verified faster version of a model or a task, and confirm it by an independent re-measurement.
@@ -124,7 +124,7 @@ def optimize(
         settings: Of the judge.
         on_event: Told about progress.
         seed: Of the policy.
-        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. By default judges on this machine.
+        evaluator: Who judges, such as a `RayExecutor` with these settings; it stays open. By default judges on this machine.
         baselines: Names as of `bench`, to measure beside. By default torch.compile and a CUDA graph on a GPU, none on a CPU.
 
     Returns:
@@ -197,7 +197,7 @@ def bench(
     on_event: Callable[[BenchEvent], None] | None = None,
     strict_too: bool = False,
     tf32_products_too: bool = False,
-    evaluator: Evaluator | None = None,
+    evaluator: Executor | None = None,
 ) -> BenchResult:
     """Judge a suite's candidates and time its baselines, in one run that resumes in `out`.
 
@@ -225,9 +225,9 @@ def bench(
         strict_too: Judge each candidate a second time, with TF32 off on both sides; the table gets a column.
         tf32_products_too: Judge each candidate once more, with TF32 allowed in matrix products on both sides; the table gets
             a column.
-        evaluator: Who judges, such as a `RayPool` with these settings; it stays open. Where baselines beside eager are
-            wanted it must measure them together, as a `JudgePool` does and a `RayPool` does not. By default judges on
-            this machine.
+        evaluator: Who judges, such as a `RayExecutor` with these settings; it stays open. Where baselines beside eager are
+            wanted it must measure them together, as a `LocalExecutor` does and a `RayExecutor` does not. By default it
+            judges on this machine.
 
     Returns:
         The run directory, the rows of the table, counts and errors.

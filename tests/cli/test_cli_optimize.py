@@ -11,13 +11,14 @@ import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
 from kernelwright.errors import CandidateError, DeviceError, PolicyError, TaskError, UsageError
+from kernelwright.execution.work import Baselines, Judge
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.screened import screened_of
-from kernelwright.search.beside import chosen_baselines
+from kernelwright.search.baselines import chosen_baselines
 from kernelwright.tasks.suites import load_suite
-from tests.samples import BarePool
+from tests.search.fakes import FakeExecutor
 
 TASK = """import torch
 
@@ -80,10 +81,10 @@ def optimize(*arguments: str) -> int:
 def found(best: Evaluation | None, tell: bool = False):
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
 
-    def search(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes, baselines):
-        assert tune is None
+    def search(task, *, policy, device, budget, judged, out, settings, on_event, composer, servers, baselines):
+        assert composer is None
         assert baselines is None
-        assert zygotes.plain.process.poll() is None, "they import torch while the command does"
+        assert servers.server(compiling=False).process.poll() is None, "they import torch while the command does"
         assert judged == 3
         assert (task.source, policy.name, device, budget) == (TASK, "builtin", "cpu", 5)
         on_event(SearchEvent("judging \x1b[31m"))
@@ -155,31 +156,20 @@ def test_baselines_that_there_are_not_are_refused(place, capsys):
     assert not (place / "run").exists()
 
 
-class Judges(BarePool):
-    """An evaluator with one verdict for each call, and baselines all as fast as is said."""
+class Judges(FakeExecutor):
+    """An executor with one verdict for each judgement, and baselines all as fast as is said."""
 
-    def __init__(self, *speedups: float, compiled: float | None = None) -> None:
-        self.speedups = list(speedups)
-        self.compiled = compiled
+    def __init__(self, *speedups: float, compiled: float | None = None, **changes: object) -> None:
+        super().__init__(
+            {}, lambda task: DeviceError("no memory") if compiled is None else compiled, {Judge: 1, Baselines: 1}
+        )
+        self.speedups, self.changes = list(speedups), changes
 
-    def rotate(self, rotations, stop=None):
-        for job in rotations:
-            if self.compiled is None:
-                yield job, DeviceError("no memory")
-                continue
-            found = []
-            for one in job.baselines:
-                values = {"speedup": self.compiled, "speedup_low": self.compiled - 0.1, "speedup_high": self.compiled + 0.1}
-                hashes = {"task_sha256": job.task.sha256, "candidate_sha256": one.sha256, "reference_us": 10.0}
-                found.append(evaluation(policy="baseline", techniques=one.techniques, **values, **hashes))
-            yield job, found
-
-    def evaluate(self, jobs, stop=None):
-        for job in jobs:
-            speedup = self.speedups.pop(0)
-            low = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1}
-            hashes = {"task_sha256": job.task.sha256, "candidate_sha256": job.candidate.sha256}
-            yield job, evaluation(source=job.candidate.source, **low, **hashes)
+    def verdict(self, work):
+        speedup = self.speedups.pop(0)
+        low = {"speedup": speedup, "speedup_low": speedup - 0.1, "speedup_high": speedup + 0.1}
+        hashes = {"task_sha256": work.task.sha256, "candidate_sha256": work.candidate.sha256}
+        return evaluation(source=work.candidate.source, **low, **hashes, **self.changes)
 
 
 class OneIdea:
@@ -226,7 +216,7 @@ def test_a_drop_in_is_handed_out_only_where_it_is_certainly_ahead_of_the_baselin
         return
     assert result.beside is not None
     assert (result.beside.baselines, result.beside.best) == ({"compile": compiled}, "compile")
-    assert (result.beside.low, result.beside.high) == (1.9 / (compiled + 0.1), 2.1 / (compiled - 0.1))
+    assert (result.beside.low, result.beside.high) == (1.9 / (1.05 * compiled), 2.1 / (0.95 * compiled))
     assert f"Baselines over eager: compile {compiled:.3f}x. Over the best of them, compile, this is" in text
     # What is on record is not measured again.
     assert kernelwright.optimize("task.py", **settings, evaluator=Judges(), baselines=["compile"]) == result
@@ -242,17 +232,9 @@ def test_on_a_gpu_torch_compile_and_a_graph_are_measured_unless_others_are_named
 
 
 def test_baselines_take_an_evaluator_that_measures_them_together(place):
-    class OnlyJudges:
-        slots = 1
-
-        def evaluate(self, jobs, stop=None):
-            return iter(())
-
-        def close(self, *, at_once=False):
-            pass
-
-    with pytest.raises(UsageError, match="an evaluator such as JudgePool"):
-        kernelwright.optimize("task.py", out="run", policy=OneIdea(), evaluator=OnlyJudges(), baselines=["compile"])
+    only_judges = FakeExecutor({}, slots={Judge: 1})
+    with pytest.raises(UsageError, match="an evaluator such as LocalExecutor"):
+        kernelwright.optimize("task.py", out="run", policy=OneIdea(), evaluator=only_judges, baselines=["compile"])
 
 
 def test_a_candidate_that_is_not_there_is_an_error_of_its_own(place):
@@ -341,15 +323,10 @@ def test_a_near_miss_in_progress_shows_the_floor_that_it_missed():
 
 
 def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, capsys, monkeypatch):
-    class Unsure(Judges):
-        def evaluate(self, jobs, stop=None):
-            for job, found in super().evaluate(jobs, stop):
-                yield job, found.model_copy(update={"noise_floor": 0.05, "blocks": evaluation(**MISS).blocks})
-
     from kernelwright.search import optimize as module
 
     real = module.optimize
-    judges = Unsure(1.1)
+    judges = Judges(1.1, 1.1, noise_floor=0.05, blocks=evaluation(**MISS).blocks)
     monkeypatch.setattr(
         module, "optimize", lambda task, **given: real(task, **given | {"policy": OneIdea(), "evaluator": judges})
     )

@@ -89,8 +89,8 @@ def opened(monkeypatch: pytest.MonkeyPatch):
         seen["kind"], seen["options"] = kind, options
         return Silent()
 
-    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, tune, zygotes, baselines):
-        assert zygotes is None, "nothing is screened"
+    def optimize(task, *, policy, device, budget, judged, out, settings, on_event, composer, servers, baselines):
+        assert servers is None, "nothing is screened"
         from kernelwright.records.policy import Context
 
         RunDirectory(out).evaluations_path.touch()

@@ -203,7 +203,7 @@ class Stopped(Exception):
 
 
 @pytest.mark.exhaustive
-def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path, judge_pool):
+def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path):
     wrong = answer(module("a[:, None] + b"))
     model = ScriptedModel(["I would rather not.", *answers(1), wrong, *["Sorry."] * 99])
     settings = Settings.quick()
@@ -221,7 +221,7 @@ def test_a_search_with_a_model_before_the_real_judge_survives_a_kill(tmp_path, j
         search(model, stop)
     assert model.given == 2
     said = []
-    result = search(model, said.append, evaluator=judge_pool)
+    result = search(model, said.append)
     (right, off) = (found for found in RunDirectory(out).evaluations() if not found.confirms)
     assert result.evaluations == 2
     assert (right.accepted, off.accepted) == (True, False)

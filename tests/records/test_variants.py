@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from kernelwright.execution.proposals import Proposals
 from kernelwright.records import Candidate
 from kernelwright.records.decisions import next_to_judge, ranked
 from kernelwright.records.knobs import knobs_of
 from kernelwright.records.screened import screened_of
 from kernelwright.records.variants import SAMPLED, variants
-from kernelwright.search.proposals import Proposals
 from tests.samples import TASK
 
 CHOICES = {"block": (16, 32, 64, 128, 256), "stages": (1, 2, 3, 4)}

@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernelwright.execution.work import Baselines, Judge, Screen, Work
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.canonical import sha256_of
 from kernelwright.records.decisions import (
     JUDGED,
+    TaskRecords,
     confirmed_best,
     gain_per_second,
     headroom,
@@ -32,10 +34,8 @@ from kernelwright.records.decisions import (
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import BenchEntry, task_results, task_status
 from kernelwright.records.variants import variants
-from kernelwright.search.beside import floor_of, settling_of
-from kernelwright.search.optimize import history_of, nearest_miss
-from kernelwright.search.schedule import TaskState
-from kernelwright.search.suite import SuiteSearch
+from kernelwright.search.engine import SearchPlan, TaskState, next_step, settings_for
+from kernelwright.search.suite import searched_state
 from kernelwright.tasks.entries import Suite, SuiteEntry
 
 Record = Screened | Evaluation
@@ -114,10 +114,7 @@ class TaskReplay:
     count: int
     proposals: list[Candidate]
     """Candidates of the task in the order in which they were screened."""
-    state: TaskState = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.state = TaskState(task=self.task)
+    state: TaskRecords = field(default_factory=TaskRecords)
 
     def add(self, record: Record) -> None:
         """Take in one record."""
@@ -135,7 +132,7 @@ class TaskReplay:
         waiting = [one for one in self.proposals if one.sha256 not in seen]
         chosen = next_to_judge(looks, {**confirmed, **judged}, self.count)
         status, reason = state.status(self.count)
-        near, settling = state.near_miss_to_settle, settling_of(state, Settings())
+        near, settling = state.near_miss_to_settle, state.settle()
         return {
             "judge": _id(chosen),
             "named": chosen is not None and is_top_ranked(chosen.candidate_sha256, looks, judged),
@@ -144,9 +141,9 @@ class TaskReplay:
             "clear": [needs_no_rerun(one) for one in state.own],
             "best": _id(confirmed_best(confirmed.values())),
             "near": _id(near),
-            "settling": settling.settings.model_dump(mode="json") if settling and settling.settings else None,
+            "settling": settings_for(settling, Settings()).model_dump(mode="json") if settling else None,
             "best_baseline": state.best_baseline,
-            "fallback": _id(floor_of(state)),
+            "fallback": _id(TaskState(self.task, state).fallback),
             "round": state.next_round(self.budget, True),
             "settled": state.is_settled,
             "screened": [state.is_screened(self.budget, True), state.is_screened(self.budget, False)],
@@ -176,29 +173,6 @@ def task_lines(records: Records) -> Iterator[str]:
         yield f"{replay.task.id} {short(end)} {json.dumps(shown)}"
 
 
-class _Taking:
-    """A pool, and processes that screen, which take work and do none of it."""
-
-    slots = at_once = 64
-    waiting = 0
-    want_a_device = False
-
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-
-    def evaluate(self, work: Iterable[Any], stop: Any = None) -> Iterator[Any]:
-        for one in work:
-            if one is None or len(self.taken) == ASKED:
-                return
-            self.taken.append(one)
-        yield from ()
-
-    screen = rotate = evaluate
-
-    def close(self) -> None:
-        """End nothing."""
-
-
 def suite_lines(records: Records, folder: Path) -> Iterator[str]:
     """Work that a suite's search would begin at some prefixes, and how its tasks stand there."""
     suite = Suite(records.config.get("suite", "one"), tuple(map(SuiteEntry, records.tasks.values())))
@@ -216,34 +190,31 @@ def _work_of(
 ) -> dict[str, Any]:
     """The next pieces of work of each kind, in turn, where none is at work: screening, judging while the baselines are
     still measured and after that, and baselines."""
+    config = records.config
+    plan = SearchPlan(
+        settings=Settings.model_validate(config.get("settings", {})),
+        device="cuda:0",
+        policy=_Named(),
+        budget=config.get("budget") or 24,
+        judged=count,
+        limit_s=minutes,
+    )
     found: dict[str, Any] = {}
-
-    def begin() -> tuple[SuiteSearch, _Taking]:
-        settings = Settings.model_validate(records.config["settings"]) if "settings" in records.config else Settings()
-        search = SuiteSearch(
-            run, suite, _Named(), ["cuda:0"], settings, records.config.get("budget") or 24, count, minutes, None
-        )
-        search._judging_begins.set()
-        return search, _Taking()
-
-    search, taking = begin()
-    search.screen(taking)
-    found["screen"] = [[one.task.id, one.budget, one.tunes, len(one.earlier)] for one in taking.taken]
-    for name in ("judge-beside-baselines", "judge-after"):
-        search, taking = begin()
-        search._screening_over.set()
-        if name == "judge-beside-baselines":
-            search._baselines_over.clear()
-            search._ended.wait = lambda timeout, ended=search._ended: ended.set()
-        search.judge(taking)
-        found[name] = [_job(one) for one in taking.taken]
-    search, taking = begin()
-    search._screening_over.set()
-    search._baselines_over.clear()
-    search.measure(suite, baselines, taking)
-    found["baselines"] = [
-        [one.task.id, [each.techniques[0] for each in one.baselines], one.memory_bytes] for one in taking.taken
-    ]
+    for name, kind in (
+        ("screen", Screen),
+        ("judge-beside-baselines", Judge),
+        ("judge-after", Judge),
+        ("baselines", Baselines),
+    ):
+        state = searched_state(run, suite, baselines, plan)
+        state.judging_begins, state.slots, state.free = True, {kind: 64}, {kind: 64}
+        for task in state.tasks:
+            task.is_stopped = kind is not Screen
+            task.baselines = () if name == "judge-after" else task.baselines
+        found[name] = []
+        while len(found[name]) < ASKED and (step := next_step(state)) is not None:
+            step.task.running.append(step)
+            found[name].append(_row(step.work))
     return found
 
 
@@ -254,9 +225,14 @@ class _Named:
         return []
 
 
-def _job(job: Any) -> list[Any]:
-    changed = job.settings.model_dump(include={"until_certain", "processes_min", "processes_max", "audits"})
-    return [job.task.id, _id(job.candidate), _id(job.rival), list(changed.values()), job.memory_bytes]
+def _row(work: Work) -> list[Any]:
+    if isinstance(work, Screen):
+        return [work.task.id, work.budget, work.tunes, len(work.earlier)]
+    if isinstance(work, Baselines):
+        return [work.task.id, [each.techniques[0] for each in work.baselines], work.memory_bytes]
+    changed = work.settings.model_dump(include={"until_certain", "processes_min", "processes_max", "audits"})
+    paired = work.paired_baseline() if work.paired_baseline is not None else None
+    return [work.task.id, _id(work.candidate), _id(paired), list(changed.values()), work.memory_bytes]
 
 
 def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:
@@ -272,6 +248,9 @@ def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:
         )
         for entry in suite.entries
     ]
+    records = [
+        TaskRecords.of(one for one in run.evaluations() if one.task_sha256 == entry.task.sha256) for entry in suite.entries
+    ]
     lines = task_status(run, task_results(run, entries, {}))
     return {
         "lines": short(lines),
@@ -279,6 +258,6 @@ def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:
             name: sum(line["outcome"] == name for line in lines) for name in sorted({one["outcome"] for one in lines})
         },
         "handed_out": [line["task"] for line in lines if line["ahead"]],
-        "near": [_id(nearest_miss(run, entry.task)) for entry in suite.entries],
-        "history": short([[_id(one) for one in history_of(run, entry.task)] for entry in suite.entries]),
+        "near": [_id(one.nearest_miss) for one in records],
+        "history": short([[_id(found) for found in one.history] for one in records]),
     }

@@ -40,11 +40,12 @@ from kernelwright.cli.output import (
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from kernelwright.execution.zygotes import Zygotes
+    from kernelwright.execution.fork_servers import ForkServers
     from kernelwright.records import Evaluation
     from kernelwright.records.decisions import BaselineComparison
     from kernelwright.records.screened import Screened
     from kernelwright.search.optimize import OptimizeResult, SearchEvent
+    from kernelwright.search.then_sass import KernelTuner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +88,11 @@ class OptimizeCommand:
         baselines = None if self.baselines is None else listed_words(self.baselines, "baselines")
 
         with contextlib.ExitStack() as stack:
-            zygotes = None
+            servers = None
             if self.policy not in MODEL_POLICIES and settings.timed:
-                zygotes = stack.enter_context(contextlib.closing(_zygotes(self.device)))
-            # Only now: these import torch, which takes seconds, and the zygotes do so at the same time.
+                servers = stack.enter_context(contextlib.closing(_fork_servers(self.device)))
+            # Only now: these import torch, which takes seconds, and the fork servers do so at the same time.
             from kernelwright.search.optimize import optimize
-            from kernelwright.search.then_sass import play_with
             from kernelwright.tasks import load_task
 
             task = load_task(self.task, self.path)
@@ -114,8 +114,8 @@ class OptimizeCommand:
                     out=target,
                     settings=settings,
                     on_event=_SearchProgress(status, self.budget),
-                    tune=play_with(self.sass_agent, self.sass_budget, seed=0) if self.then_sass else None,
-                    zygotes=zygotes,
+                    composer=self._composer(target),
+                    servers=servers,
                     baselines=baselines,
                 )
         if self.as_json:
@@ -124,6 +124,15 @@ class OptimizeCommand:
             click.echo(as_text(result))
             if result.near_miss is not None:
                 click.echo(near_miss_text(result.near_miss, _settling_command(self, device, result.run)))
+
+    def _composer(self, out: Path) -> KernelTuner | None:
+        """Player of the assembly game on the winner's kernels, where that was asked for."""
+        if not self.then_sass:
+            return None
+        from kernelwright.assembly.search import GameSettings
+        from kernelwright.search.then_sass import KernelTuner
+
+        return KernelTuner(out, GameSettings((self.sass_agent,), self.sass_budget, seed=0))
 
 
 command = OptionsCommand("optimize", OptimizeCommand, short_help="Search for a verified faster drop-in for a task.")
@@ -138,11 +147,11 @@ def _settling_command(options: OptimizeCommand, device: str, run: Path) -> list[
     return ["kernelwright", "evaluate", options.task, str(run / NEAR_MISS), *typed]
 
 
-def _zygotes(device: str) -> Zygotes:
+def _fork_servers(device: str) -> ForkServers:
     """Processes that screening forks from. Guesses the device, because torch is not imported yet."""
-    from kernelwright.execution.zygotes import Zygotes
+    from kernelwright.execution.fork_servers import ForkServers
 
-    return Zygotes("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
+    return ForkServers("cuda" if device != "cpu" and Path("/dev/nvidiactl").exists() else "cpu")
 
 
 class _SearchProgress:

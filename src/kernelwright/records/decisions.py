@@ -471,8 +471,26 @@ class TaskRecords:
 
     @property
     def composed(self) -> list[Evaluation]:
-        """Verdicts on the winner with tuned kernels."""
-        return [found for found in self.own if is_composed(found)]
+        """Verdicts on the present winner with tuned kernels."""
+        winner = self.winner
+        sha256 = winner.candidate_sha256 if winner is not None else None
+        return [found for found in self.own if is_composed(found) and found.parent == sha256]
+
+    @property
+    def composed_again(self) -> MeasurementPlan | None:
+        """A second measurement of the winner with tuned kernels, where the first is an improvement; None elsewhere."""
+        first = next((found for found in self.composed if not found.confirms), None)
+        if first is None or not first.is_improvement or any(found.confirms for found in self.composed):
+            return None
+        return MeasurementPlan(first.candidate(), is_repeated=True)
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The confirmed winner, with tuned kernels where these are confirmed to be faster."""
+        winner = self.winner
+        tuned = next((found for found in self.composed if found.confirms and found.is_improvement), None)
+        faster = winner is not None and tuned is not None and (tuned.speedup or 0.0) > (winner.speedup or 0.0)
+        return tuned if faster else winner
 
     @property
     def nearest_miss(self) -> Evaluation | None:
