@@ -178,7 +178,7 @@ def test_a_failure_ends_the_episode_with_the_papers_reward(program):
 def test_unknown_agents_and_missing_packages(monkeypatch):
     with pytest.raises(UsageError, match="wanted an agent out of ppo"):
         require_agent("gradient")
-    monkeypatch.setattr("kernelwright.assembly.ppo.PACKAGES", ("a_package_nobody_has",))
+    monkeypatch.setattr("kernelwright.assembly.agents.PPO_PACKAGES", ("a_package_nobody_has",))
     with pytest.raises(InfrastructureError, match=r"a_package_nobody_has.*kernelwright\[game\]"):
         require_agent("ppo")
 
@@ -324,7 +324,7 @@ def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
             assert not is_turn(), "the network must let go of the GPU while schedules are timed"
             return super().cost(schedule)
 
-    algorithm, policy = assembly_ppo._in_turns(torch.device("cuda:0"))
+    algorithm, policy = assembly_ppo.learner_on(torch.device("cuda:0"))
     worked = []
     for owner, name in ((policy, "evaluate_actions"), (policy, "extract_features")):
         original = getattr(owner, name)
@@ -336,8 +336,8 @@ def test_a_network_on_a_gpu_works_only_in_its_turn(program, monkeypatch):
         monkeypatch.setattr(owner, name, watched)
     monkeypatch.setattr(assembly_ppo, "turn_on_gpu", turn)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: turns.append("waited"))
-    monkeypatch.setattr(assembly_ppo, "_in_turns", lambda device: (algorithm, policy))
-    monkeypatch.setattr("kernelwright.judge.resolve_device", lambda device: "cpu")
+    monkeypatch.setattr(assembly_ppo, "learner_on", lambda device: (algorithm, policy))
+    monkeypatch.setattr(assembly_ppo, "resolve_device", lambda device: torch.device("cpu"))
     small = assembly_ppo.PpoConfig(rollout_steps=8, features=8, device="cuda:0")
     budget = budget_of(program, 20, "ppo", [Watching()])
     with pytest.raises(BudgetSpentError):

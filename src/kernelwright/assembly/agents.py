@@ -7,17 +7,19 @@ on the same records repeats itself.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from kernelwright.assembly.budget import AgentContext
-from kernelwright.errors import BudgetSpentError, UsageError
+from kernelwright.errors import BudgetSpentError, InfrastructureError, UsageError
 from kernelwright.sass import AnyMove, Schedule
 from kernelwright.sass.scheduling.sweeps import play_sweep
 from kernelwright.sass.simulator import simulate
 
+PPO_PACKAGES = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib")
 PAPER_TEMPERATURE = 1.0
 PAPER_COOLING = 0.003
 PAPER_LAST_TEMPERATURE = 0.05
@@ -257,7 +259,9 @@ def require_agent(name: str) -> None:
     """
     if name not in AGENTS:
         raise UsageError(f"wanted an agent out of {', '.join(AGENTS)}, found {name!r}")
-    if name == "ppo":
-        from kernelwright.assembly.ppo import require_ppo_packages
-
-        require_ppo_packages()
+    missing = [package for package in PPO_PACKAGES if importlib.util.find_spec(package) is None] if name == "ppo" else []
+    if missing:
+        raise InfrastructureError(
+            f"Wanted the packages for PPO; found no {', '.join(missing)}. Run pip install 'kernelwright[game]', "
+            "or choose another agent."
+        )

@@ -341,12 +341,11 @@ class BeyondGameEnv(AssemblyGameEnv):
     def _candidates(self) -> tuple[int, ...]:
         instructions = self.schedule.kernel.instructions
         inside = loop_slots(self.schedule.kernel)
-
-        def rank(slot: int) -> tuple[bool, bool, int]:
+        ranked = []
+        for slot in self.schedule.movable_slots:
             traits = instructions[slot].traits
-            return slot not in inside, not (traits.is_memory or traits.pipe is Pipe.TENSOR), slot
-
-        return tuple(sorted(sorted(self.schedule.movable_slots, key=rank)[: self._max_candidates]))
+            ranked.append((slot not in inside, not (traits.is_memory or traits.pipe is Pipe.TENSOR), slot))
+        return tuple(sorted(slot for *_, slot in sorted(ranked)[: self._max_candidates]))
 
     def _reward(self, before: float, after: float) -> float:
         return 100.0 * (1.0 / after - 1.0 / before)

@@ -7,25 +7,26 @@ is silent, it says "our choice". The package that does the learning is sb3-contr
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from kernelwright.assembly.budget import AgentContext, Budget
-from kernelwright.errors import InfrastructureError
+from kernelwright.assembly.game import AssemblyGameEnv, BeyondGameEnv
 from kernelwright.gpu.launcher import turn_on_gpu
-
-if TYPE_CHECKING:
-    import torch
-    from sb3_contrib import MaskablePPO
-
-
-PACKAGES = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib")
+from kernelwright.judge import resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,6 @@ class PpoConfig:
     device: str = "cpu"
 
 
-def require_ppo_packages() -> None:
-    """Check that the packages of PPO are installed.
-
-    Raises:
-        InfrastructureError: something is missing.
-    """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InfrastructureError(
-            f"Wanted the packages for PPO; found no {', '.join(missing)}. Run pip install 'kernelwright[game]', "
-            "or choose another agent."
-        )
-
-
 def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO:
     """Train a policy on one kernel until the budget is spent, and return it.
 
@@ -83,12 +70,11 @@ def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO
         BudgetSpentError: the ordinary end.
         DeviceError: the network's device is not there.
     """
-    from kernelwright.judge import resolve_device
-
     config = config or PpoConfig()
     device = resolve_device(config.device)
-    algorithm, policy = _in_turns(device)
-    envs = _vectorised([_maker(context)] * context.budget.lanes, context.seed)
+    algorithm, policy = learner_on(device)
+    envs = _ThreadedGames([functools.partial(_game, context)] * context.budget.lanes)
+    envs.seed(context.seed)
     steps = max(config.rollout_steps, round(config.steps_per_schedule * context.budget.schedules))
     model = algorithm(
         policy,
@@ -113,7 +99,7 @@ def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO
     )
     log = None if context.directory is None else context.directory / "ppo.jsonl"
     try:
-        model.learn(steps, callback=_curve(log, context.budget))
+        model.learn(steps, callback=_Curve(log, context.budget))
     finally:
         if context.directory is not None:
             (context.directory / "ppo.json").write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
@@ -121,106 +107,104 @@ def train(context: AgentContext, config: PpoConfig | None = None) -> MaskablePPO
     return model
 
 
-def _in_turns(device: torch.device) -> tuple[type[MaskablePPO], Any]:
-    """Return the algorithm and the policy class; on a GPU the network works only when nothing is timed there.
+@contextmanager
+def _turn(device: torch.device) -> Iterator[None]:
+    """Work on a GPU while no process times schedules there."""
+    with turn_on_gpu():
+        yield
+        torch.cuda.synchronize(device)
+
+
+class TurnTakingPolicy(MaskableActorCriticPolicy):
+    """The policy on a GPU, where the network works only when nothing is timed."""
+
+    def forward(self, *values: Any, **named: Any) -> Any:
+        """Choose actions in a turn."""
+        with _turn(self.device):
+            return super().forward(*values, **named)
+
+    def predict_values(self, obs: Any) -> Any:
+        """Value states in a turn."""
+        with _turn(self.device):
+            return super().predict_values(obs)
+
+
+class TurnTakingPpo(MaskablePPO):
+    """PPO on a GPU, where the network learns only when nothing is timed.
 
     In this process playing and learning alternate anyway. Other processes that time schedules on the same GPU wait until
     the GPU has done the network's work.
     """
-    import torch
-    from sb3_contrib import MaskablePPO
-    from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
-    if device.type != "cuda":
-        return MaskablePPO, MaskableActorCriticPolicy
-
-    @contextmanager
-    def turn() -> Iterator[None]:
-        with turn_on_gpu():
-            yield
-            torch.cuda.synchronize(device)
-
-    class TurnTakingPolicy(MaskableActorCriticPolicy):
-        def forward(self, *values: Any, **named: Any) -> Any:
-            with turn():
-                return super().forward(*values, **named)
-
-        def predict_values(self, obs: Any) -> Any:
-            with turn():
-                return super().predict_values(obs)
-
-    class TurnTakingPpo(MaskablePPO):
-        def train(self) -> None:
-            with turn():
-                super().train()
-
-    return TurnTakingPpo, TurnTakingPolicy
+    def train(self) -> None:
+        """Update the network in a turn."""
+        with _turn(self.device):
+            super().train()
 
 
-def _maker(context: AgentContext) -> Callable[[], Any]:
-    from kernelwright.assembly.game import AssemblyGameEnv, BeyondGameEnv
+def learner_on(device: torch.device) -> tuple[type[MaskablePPO], type[MaskableActorCriticPolicy]]:
+    """The algorithm and the policy class for a device."""
+    if device.type == "cuda":
+        return TurnTakingPpo, TurnTakingPolicy
+    return MaskablePPO, MaskableActorCriticPolicy
 
-    kind: type[AssemblyGameEnv] = AssemblyGameEnv if context.moves == "paper" else BeyondGameEnv
-    options: dict[str, Any] = {"horizon": context.horizon, "may_stop": False}
-    return functools.partial(kind, context.program, context.kernel_name, context.budget, **options)
+
+def _game(context: AgentContext) -> AssemblyGameEnv:
+    kind = AssemblyGameEnv if context.moves == "paper" else BeyondGameEnv
+    return kind(context.program, context.kernel_name, context.budget, horizon=context.horizon, may_stop=False)
 
 
-def _vectorised(makers: list[Callable[[], Any]], seed: int) -> Any:
+class _ThreadedGames(DummyVecEnv):
     """Several games side by side, each waiting for a GPU of its own while the others play."""
-    import numpy as np
-    from stable_baselines3.common.vec_env import DummyVecEnv
 
-    class Threaded(DummyVecEnv):
-        def step_wait(self) -> Any:
-            if self.num_envs == 1:
-                return super().step_wait()
-            with ThreadPoolExecutor(self.num_envs) as pool:
-                steps = [pool.submit(env.step, action) for env, action in zip(self.envs, self.actions, strict=True)]
-            for index, step in enumerate(steps):
-                observation, reward, terminated, truncated, info = step.result()
-                self.buf_rews[index], self.buf_dones[index] = reward, terminated or truncated
-                self.buf_infos[index] = {**info, "TimeLimit.truncated": truncated and not terminated}
-                if terminated or truncated:
-                    self.buf_infos[index]["terminal_observation"] = observation
-                    observation, self.reset_infos[index] = self.envs[index].reset()
-                self._save_obs(index, observation)
-            return self._obs_from_buf(), np.copy(self.buf_rews), np.copy(self.buf_dones), list(self.buf_infos)
+    def step_wait(self) -> Any:
+        """Take the step of every game."""
+        if self.num_envs == 1:
+            return super().step_wait()
+        with ThreadPoolExecutor(self.num_envs) as pool:
+            steps = [pool.submit(env.step, action) for env, action in zip(self.envs, self.actions, strict=True)]
+        for index, step in enumerate(steps):
+            observation, reward, terminated, truncated, info = step.result()
+            self.buf_rews[index], self.buf_dones[index] = reward, terminated or truncated
+            self.buf_infos[index] = {**info, "TimeLimit.truncated": truncated and not terminated}
+            if terminated or truncated:
+                self.buf_infos[index]["terminal_observation"] = observation
+                observation, self.reset_infos[index] = self.envs[index].reset()
+            self._save_obs(index, observation)
+        return self._obs_from_buf(), np.copy(self.buf_rews), np.copy(self.buf_dones), list(self.buf_infos)
 
-    envs = Threaded(makers)
-    envs.seed(seed)
-    return envs
+
+class _PaperNetwork(BaseFeaturesExtractor):
+    """CuAsmRL's network: three convolutions over the listing and one wide layer."""
+
+    def __init__(self, observation_space: Any, features_dim: int) -> None:
+        super().__init__(observation_space, features_dim)
+        convolutions = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 32, (5, 3), stride=(2, 1), padding=1),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(32, 64, 4, stride=2, padding=(0, 1)),
+            torch.nn.ReLU(),
+            torch.nn.Conv2d(64, 64, 3),
+            torch.nn.ReLU(),
+            torch.nn.Flatten(),
+        )
+        with torch.no_grad():
+            width = convolutions(torch.zeros(1, 1, *observation_space.shape)).shape[1]
+        self.layers = torch.nn.Sequential(convolutions, torch.nn.Linear(width, features_dim), torch.nn.ReLU())
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        """Features of observations."""
+        features: torch.Tensor = self.layers(observations.unsqueeze(1))
+        return features
 
 
 def _policy_arguments(config: PpoConfig) -> dict[str, Any]:
-    """CuAsmRL's network: three convolutions over the listing, one wide layer, a linear actor and a linear critic.
+    """CuAsmRL's network with a linear actor and a linear critic.
 
     Orthogonal initialisation with gain 0.01 for the actor and 1 for the critic is what stable-baselines3 does.
     """
-    import torch
-    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-
-    class PaperNetwork(BaseFeaturesExtractor):
-        def __init__(self, observation_space: Any, features_dim: int) -> None:
-            super().__init__(observation_space, features_dim)
-            convolutions = torch.nn.Sequential(
-                torch.nn.Conv2d(1, 32, (5, 3), stride=(2, 1), padding=1),
-                torch.nn.ReLU(),
-                torch.nn.Conv2d(32, 64, 4, stride=2, padding=(0, 1)),
-                torch.nn.ReLU(),
-                torch.nn.Conv2d(64, 64, 3),
-                torch.nn.ReLU(),
-                torch.nn.Flatten(),
-            )
-            with torch.no_grad():
-                width = convolutions(torch.zeros(1, 1, *observation_space.shape)).shape[1]
-            self.layers = torch.nn.Sequential(convolutions, torch.nn.Linear(width, features_dim), torch.nn.ReLU())
-
-        def forward(self, observations: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.layers(observations.unsqueeze(1))
-            return found
-
     return {
-        "features_extractor_class": PaperNetwork,
+        "features_extractor_class": _PaperNetwork,
         "features_extractor_kwargs": {"features_dim": config.features},
         "net_arch": [],
         "ortho_init": True,
@@ -229,43 +213,40 @@ def _policy_arguments(config: PpoConfig) -> dict[str, Any]:
     }
 
 
-def _curve(path: Path | None, budget: Budget) -> Any:
-    """A callback that writes one line an update: what the paper plots (return, entropy, divergence)."""
-    import numpy as np
-    from stable_baselines3.common.callbacks import BaseCallback
+class _Curve(BaseCallback):
+    """Writes one line an update: what the paper plots (return, entropy, divergence)."""
 
-    class Curve(BaseCallback):
-        def __init__(self) -> None:
-            super().__init__()
-            self.returns: list[float] = []
-            self.running: Any = None
-            self.lines: list[dict[str, float | None]] = []
+    def __init__(self, path: Path | None, budget: Budget) -> None:
+        super().__init__()
+        self.path = path
+        self.budget = budget
+        self.returns: list[float] = []
+        self.running: Any = None
+        self.lines: list[dict[str, float | None]] = []
 
-        def _on_step(self) -> bool:
-            rewards, dones = self.locals["rewards"], self.locals["dones"]
-            self.running = np.array(rewards) if self.running is None else self.running + rewards
-            self.returns += [float(value) for value in self.running[dones]]
-            self.running[dones] = 0.0
-            return True
+    def _on_step(self) -> bool:
+        rewards, dones = self.locals["rewards"], self.locals["dones"]
+        self.running = np.array(rewards) if self.running is None else self.running + rewards
+        self.returns += [float(value) for value in self.running[dones]]
+        self.running[dones] = 0.0
+        return True
 
-        def _on_rollout_end(self) -> None:
-            losses = self.model.logger.name_to_value
-            line = {
-                "steps": self.num_timesteps,
-                "schedules": budget.spent,
-                "episodes": len(self.returns),
-                "mean_return": float(np.mean(self.returns)) if self.returns else None,
-                "entropy": _number(losses.get("train/entropy_loss"), -1.0),
-                "divergence": _number(losses.get("train/approx_kl")),
-                "value_loss": _number(losses.get("train/value_loss")),
-            }
-            self.returns = []
-            self.lines.append(line)
-            if path is not None:
-                text = "".join(json.dumps(entry) + "\n" for entry in self.lines)
-                path.write_text(text, encoding="utf-8")
-
-    return Curve()
+    def _on_rollout_end(self) -> None:
+        losses = self.model.logger.name_to_value
+        line = {
+            "steps": self.num_timesteps,
+            "schedules": self.budget.spent,
+            "episodes": len(self.returns),
+            "mean_return": float(np.mean(self.returns)) if self.returns else None,
+            "entropy": _number(losses.get("train/entropy_loss"), -1.0),
+            "divergence": _number(losses.get("train/approx_kl")),
+            "value_loss": _number(losses.get("train/value_loss")),
+        }
+        self.returns = []
+        self.lines.append(line)
+        if self.path is not None:
+            text = "".join(json.dumps(entry) + "\n" for entry in self.lines)
+            self.path.write_text(text, encoding="utf-8")
 
 
 def _number(value: Any, sign: float = 1.0) -> float | None:

@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -138,26 +139,34 @@ def _references(config: dict[str, Any], tasks: Any) -> dict[str, str]:
     return {sha256_of(source): source for source in sources}
 
 
-def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[str, Any]:
-    """Data of opened rows for the page's script: each text once, differences as spans."""
-    texts: dict[str, int] = {}
-    sources = {row.evaluation.candidate_sha256: row.evaluation.source for row in rows}
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The texts of a page, each kept once."""
 
-    def index_of(text: str) -> int:
-        return texts.setdefault(text, len(texts))
+    indices: dict[str, int] = field(default_factory=dict)
 
-    def against(before: str | None, after: str) -> dict[str, Any] | None:
+    def index(self, text: str) -> int:
+        """Place of a text in the page's list."""
+        return self.indices.setdefault(text, len(self.indices))
+
+    def difference(self, before: str | None, after: str) -> dict[str, Any] | None:
+        """Edits from one text to another; None where there are none or a text is missing."""
         if before is None or before == after or not after:
             return None
-        return {"before": index_of(before), "spans": differing_spans(before, after)}
+        return {"before": self.index(before), "spans": differing_spans(before, after)}
 
+
+def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[str, Any]:
+    """Data of opened rows for the page's script: each text once, differences as spans."""
+    texts = _Texts()
+    sources = {row.evaluation.candidate_sha256: row.evaluation.source for row in rows}
     details = {}
     for row in rows:
         evaluation = row.evaluation
         details[row.anchor] = {
-            "source": index_of(evaluation.source) if evaluation.source else None,
-            "reference": against(references.get(evaluation.task_sha256), evaluation.source),
-            "parent": against(sources.get(evaluation.parent or ""), evaluation.source),
+            "source": texts.index(evaluation.source) if evaluation.source else None,
+            "reference": texts.difference(references.get(evaluation.task_sha256), evaluation.source),
+            "parent": texts.difference(sources.get(evaluation.parent or ""), evaluation.source),
             "facts": {
                 "candidate": evaluation.candidate_sha256,
                 "policy": evaluation.policy,
@@ -170,7 +179,7 @@ def _details(rows: Sequence[EvaluationRow], references: dict[str, str]) -> dict[
             "speedup_from": _speedup_from(evaluation),
             "checks": _presentable(evaluation.checks),
         }
-    return {"texts": [text.splitlines() for text in texts], "rows": details}
+    return {"texts": [text.splitlines() for text in texts.indices], "rows": details}
 
 
 def _processes(evaluation: Evaluation) -> list[dict[str, str]]:
