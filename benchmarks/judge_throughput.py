@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
-from kernelwright.execution.local import Job, JudgePool
+from kernelwright.execution.executor import LocalExecutor
+from kernelwright.execution.work import Judge, run_all
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.tasks.suites import load_suite
@@ -70,11 +71,11 @@ def main() -> None:
     }
     run.claim(config, same=("kind", "per_device", "settings"), device=device)
     tasks = [entry.task for entry in load_suite("builtin").entries]
-    jobs = []
+    works = []
     for index in range(options.evaluations):
         task = tasks[index % len(tasks)]
         same = task.source.replace("class Model(", "class ModelNew(")
-        jobs.append(Job(task, Candidate(source=f"{same}\n# {index}\n", policy="identity")))
+        works.append(Judge(task, Candidate(source=f"{same}\n# {index}\n", policy="identity")))
     ended: list[Ended] = []
     errors = []
     stopped_s = 0.0
@@ -88,16 +89,17 @@ def main() -> None:
             stopped_s = time.monotonic()
         return is_late
 
-    with JudgePool([device], settings, options.per_device) as pool:
-        for job, outcome in pool.evaluate(jobs, stop=stop):
+    with LocalExecutor([device], settings, judges=options.per_device) as executor:
+        for result in run_all(executor, works, stop):
+            task, outcome = result.work.task, result.outcome
             if isinstance(outcome, KernelwrightError):
-                errors.append(f"{job.task.id}: {outcome}")
+                errors.append(f"{task.id}: {outcome}")
                 continue
             run.append(outcome)
             now_s, held_s = time.monotonic(), outcome.checks["device_s"]
             ended.append(Ended(now_s - outcome.elapsed_s, now_s, held_s))
             print(
-                f"{now_s - start_s:6.1f}s {job.task.id} {outcome.verdict} {outcome.elapsed_s:.1f}s {held_s}",
+                f"{now_s - start_s:6.1f}s {task.id} {outcome.verdict} {outcome.elapsed_s:.1f}s {held_s}",
                 flush=True,
             )
     if not stopped_s or len(ended) <= options.per_device:
