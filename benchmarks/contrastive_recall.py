@@ -17,7 +17,7 @@ from publishing import from_command_line
 
 from kernelwright import config as settings
 from kernelwright.contrastive.context import first_on
-from kernelwright.contrastive.evaluations import EvaluationCache
+from kernelwright.contrastive.evaluations import SharedEvaluations
 from kernelwright.contrastive.settings import JudgeSection
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, append_lines
@@ -48,7 +48,7 @@ def recall(published: Path, work: Path) -> None:
     judge = settings.build(JudgeSection, config["config"]["judge"]).judge_settings()
     label = first_on(environment["device"])
     caches = {
-        timed: EvaluationCache(work / "judged.sqlite", label, judge.model_copy(update={"timed": timed}))
+        timed: SharedEvaluations(work / "judged.sqlite", label, judge.model_copy(update={"timed": timed}))
         for timed in (False, True)
     }
     count = 0

@@ -26,11 +26,9 @@ from contrastive_export import ARMS, PACKED, PACKED_WEIGHTS, RESTARTED, restore_
 from publishing import copy_plain, from_command_line, require_new
 
 from kernelwright import config as settings
-from kernelwright.contrastive.drawing import drawn
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.contrastive.prompts import Prompt, fill
-from kernelwright.contrastive.samples import Rollout, RolloutLog
-from kernelwright.contrastive.scoring import Attempt
+from kernelwright.contrastive.samples import Rollout, RolloutLog, Sample, write_drawn
 from kernelwright.contrastive.self_supervised import round_folder
 from kernelwright.contrastive.settings import TasksSection
 from kernelwright.contrastive.split import split_of
@@ -66,9 +64,8 @@ def restart(published: Path, work: Path) -> None:
         )
     copy_plain(published, work, (*COPIED, RESULT))
     (work / "sft" / "examples.jsonl").write_bytes(gzip.decompress((published / "sft" / "examples.jsonl.gz").read_bytes()))
-    for number, attempts in attempts_of(published).items():
-        folder = round_folder(RunDirectory(work / "self-supervised"), number)
-        drawn(folder / "attempts.json", lambda attempts=attempts: attempts)  # type: ignore[misc]
+    for number, samples in samples_of(published).items():
+        write_drawn(round_folder(RunDirectory(work / "self-supervised"), number) / "attempts.json", samples)
     if (published / RESULT).exists():
         _untrained(published / "held-out", work / "held-out")
 
@@ -92,15 +89,15 @@ def put_back(published: Path, work: Path) -> None:
     (work / RESTARTED).touch()
 
 
-def attempts_of(published: Path) -> dict[int, list[Attempt]]:
+def samples_of(published: Path) -> dict[int, list[Sample]]:
     """Stage 2's answers by round, in the order in which they were drawn, with what their prompts showed."""
     run = RunDirectory(published / "self-supervised")
     config, environment = run.read_json("config.json") or {}, run.read_json("environment.json") or {}
     tasks = {task.sha256: task for task in split_of(settings.build(TasksSection, config["config"]["tasks"])).train}
     shown = _exemplars(published, tasks, environment["device"])
-    rounds: dict[int, list[Attempt]] = {}
+    rounds: dict[int, list[Sample]] = {}
     for rollout in RolloutLog(published / "self-supervised").rollouts():
-        rounds.setdefault(rollout.step, []).append(_attempt(rollout, tasks[rollout.task_sha256], shown))
+        rounds.setdefault(rollout.step, []).append(_sample(rollout, tasks[rollout.task_sha256], shown))
     return rounds
 
 
@@ -112,11 +109,11 @@ def _exemplars(published: Path, tasks: Iterable[str], device: str) -> dict[tuple
         return {(task, one.candidate_sha256): one for task in tasks for one in database.exemplars(task, device=device)}
 
 
-def _attempt(rollout: Rollout, task: Task, shown: dict[tuple[str, str], Exemplar]) -> Attempt:
+def _sample(rollout: Rollout, task: Task, shown: dict[tuple[str, str], Exemplar]) -> Sample:
     prompt = Prompt(rollout.prompt, tuple(shown[task.sha256, each] for each in rollout.exemplars))
     if prompt.sha256 != rollout.prompt_sha256:
         raise UsageError(f"Wanted the prompt of each answer; one to {task.id} has another hash. Was the folder edited?")
-    return Attempt(task=task, prompt=prompt, completion=rollout.answered(), step=rollout.step, sample=rollout.sample)
+    return Sample(task=task, prompt=prompt, completion=rollout.answered(), step=rollout.step, sample=rollout.sample)
 
 
 def _untrained(published: Path, held_out: Path) -> None:

@@ -168,7 +168,7 @@ class Recipe:
     # ---- Stage 3 (2.4): contrastive RL
 
     def reinforce(self, arm: str, sampler: str, seed: int = 0) -> bool:
-        """Each step, in `contrastive/reinforcement.py`:
+        """The loop is `train_contrastive` in `contrastive/reinforcement.py`. Each step:
 
         1. a prompt for each of some tasks, with earlier candidates and their scores (2.4.3, Eq. 1: `samplers.py`);
         2. a group of answers to each, judged: the reward is the speedup (2.4.4: `records/rewards.py`), suspicious ones are
@@ -382,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         key = judge.model_dump_json() + checker.model_dump_json()
         if key not in known:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            known[key] = opened.enter_context(stage_context(judge, checker, say=say, limit_s=left))
+            known[key] = opened.enter_context(stage_context(judge, checker, log=say, limit_s=left))
         return nullcontext(known[key])
 
     try:

@@ -240,6 +240,7 @@ def test_a_search_over_http_before_the_real_judge(place, capsys, monkeypatch):
     found = [evaluation for evaluation in RunDirectory(place / "run").evaluations() if not evaluation.confirms]
     assert [evaluation.policy for evaluation in found] == ["api:fake+bucket"]
     assert found[0].accepted, found[0].detail
-    assert ExemplarDatabase(place / "run" / "exemplars.sqlite").counts().accepted == 1
+    exemplars = ExemplarDatabase(place / "run" / "exemplars.sqlite").exemplars(found[0].task_sha256, device="cpu")
+    assert len(exemplars) == 1
     written = b"".join(path.read_bytes() for path in (place / "run").rglob("*") if path.is_file())
     assert b"sk-secret" not in written

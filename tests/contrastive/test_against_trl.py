@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import os
 
 import pytest
 import torch
 
 from kernelwright.contrastive.fitting import Example, fit
-from kernelwright.contrastive.grpo import PolicyGradient, group_advantages
-from kernelwright.contrastive.optimiser import Optimiser, Spelled
+from kernelwright.contrastive.grpo import PolicyGradient, set_advantages
+from kernelwright.contrastive.metrics import MetricsLog
+from kernelwright.contrastive.optimiser import Optimiser
+from kernelwright.contrastive.prompts import Prompt
+from kernelwright.contrastive.samples import Sample, TokenizedSample
 from kernelwright.contrastive.settings import FittingSection, GrpoSection, ModelSection, OptimiserSection
 from kernelwright.contrastive.trained_model import load_for_training
-from kernelwright.models.chat import Message
+from kernelwright.models.chat import Completion, Message
+from kernelwright.records import Task
 from tests.contrastive.toys import ToyJudge, toy_context
 from tests.quick import exhaustive_but
 
@@ -116,13 +119,22 @@ def own_steps(model, asked, grpo, settings):
     policy = PolicyGradient(model, optimiser, grpo, micro_batch=settings.micro_batch, temperature=0.9, seed=0)
     logs = []
     for step in range(STEPS):
-        answers = [Spelled(list(prompt), answer(step, number)) for number, prompt in enumerate(asked[step])]
-        rewards = torch.tensor([math.nan if reward is None else reward for reward in rewards_of(step)])
-        advantages = group_advantages(rewards, GROUP, grpo.scale_rewards)
-        spread = [advantage.expand(len(one.answer)) for advantage, one in zip(advantages, answers, strict=True)]
-        counted = [one.answer[-1] == END or not grpo.mask_truncated for one in answers]
-        logs += policy.learn(answers, spread, counted)
+        samples = [sample_of(list(prompt), answer(step, number)) for number, prompt in enumerate(asked[step])]
+        for sample, reward in zip(samples, rewards_of(step), strict=True):
+            sample.reward = reward
+        set_advantages(samples, grpo)
+        logs += policy.learn(samples)
     return logs
+
+
+def sample_of(prompt, tokens):
+    completion = Completion(
+        text="", prompt_tokens=0, completion_tokens=len(tokens), finish_reason="stop" if tokens[-1] == END else "length"
+    )
+    task = Task(id="t", source="")
+    return Sample(
+        task=task, prompt=Prompt((), ()), completion=completion, step=0, sample=0, tokens=TokenizedSample(prompt, tokens)
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,10 +206,11 @@ def test_likelihood_makes_trl_s_updates(tiny_base, tmp_path):
     )  # fmt: skip
     trainer.train()
     wanted = [log for log in trainer.state.log_history if "loss" in log]
-    logs = []
-    context = toy_context(ToyJudge())
-    assert fit(ours, tokenizer, examples, settings, out=tmp_path, seed=0, context=context,
-               on_log=lambda step, values: logs.append(values))  # fmt: skip
+    with MetricsLog(tmp_path) as metrics:
+        assert fit(
+            ours, tokenizer, examples, settings, out=tmp_path, seed=0, context=toy_context(ToyJudge()), metrics=metrics
+        )
+    logs = [{name.removeprefix("sft/"): value for name, value in line.items()} for line in metrics.read()]
     for name in ("loss", "grad_norm", "learning_rate", "num_tokens", "epoch"):
         assert [log[name] for log in logs] == pytest.approx([float(log[name]) for log in wanted], rel=1e-3), name
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):

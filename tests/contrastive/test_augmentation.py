@@ -4,7 +4,7 @@ import pytest
 
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.fitting import answer_text, read_examples
-from kernelwright.contrastive.prompts import plain_prompt, whole_source
+from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
 from kernelwright.contrastive.settings import PromptSection, TeacherSection, stage_from
 from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.supervised import augment, train_supervised
@@ -15,7 +15,7 @@ from kernelwright.records import RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
 from kernelwright.tasks.generated import family_tasks
 from kernelwright.tasks.suites import builtin_task
-from tests.contrastive.toys import ToyJudge, ToyTeacher, toy_code, toy_context, toy_tasks
+from tests.contrastive.toys import ToyJudge, toy_code, toy_context, toy_tasks
 from tests.quick import exhaustive_but
 
 SMALL = Task(
@@ -54,9 +54,7 @@ def config(**augmentation):
 
 
 def toy_augment(tmp_path, judge, tasks, **augmentation):
-    run = RunDirectory(tmp_path)
-    context = toy_context(judge)
-    return augment(config(**augmentation), tasks, run, context, make=lambda *named: ToyTeacher())
+    return augment(config(**augmentation), tasks, RunDirectory(tmp_path), toy_context(judge))
 
 
 def test_a_teacher_that_does_not_exist_is_named_with_those_that_do():
@@ -200,6 +198,6 @@ def test_answers_are_true_about_what_they_were_shown():
 
     source = whole_source(task, toy_code(4), "subclass")
     ((_, evaluation),) = judge.evaluate([Job(task, Candidate(source=source, techniques=("fold-bias",)))])
-    text = answer_text(task, plain_prompt(task, device="cpu", form="subclass"), evaluation, "subclass")
+    text = answer_text(task, contrastive_prompt(task, (), device="cpu", form="subclass"), evaluation, "subclass")
     assert "The reference: toy even amber." in text
     assert "Fold bias." in text

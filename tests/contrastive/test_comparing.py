@@ -6,8 +6,8 @@ import pytest
 
 from kernelwright.contrastive.answers import rewrites_in
 from kernelwright.contrastive.held_out import HeldOutResult, HeldOutTask, compared, techniques_used
-from kernelwright.contrastive.prompts import plain_prompt
-from kernelwright.contrastive.samples import Rollout, RolloutLog
+from kernelwright.contrastive.prompts import contrastive_prompt
+from kernelwright.contrastive.samples import Origin, Rollout, RolloutLog, Sample
 from kernelwright.models.chat import Completion, Sampling
 from kernelwright.records import RunDirectory, Verdict
 from tests.contrastive.toys import toy_task
@@ -71,8 +71,11 @@ def test_the_share_of_right_answers_that_use_a_technique_is_counted(tmp_path):
             f"## Code Implementation\n\n```python\nclass ModelNew(Model):\n    def forward(self, x):\n        {line}\n```\n"
         )
         answer = Completion(text=text, prompt_tokens=0, completion_tokens=1, finish_reason="stop")
-        given = {"stage": "held-out", "step": 0, "sample": 0, "model": f"base:{arm}", "sampling": Sampling()}
-        rollout = Rollout.of(task, plain_prompt(task, device="cpu", form="subclass"), answer, form="subclass", **given)
+        origin = Origin(stage="held-out", model=f"base:{arm}", sampling=Sampling(), form="subclass")
+        prompt = contrastive_prompt(task, (), device="cpu", form="subclass")
+        sample = Sample(task=task, prompt=prompt, completion=answer, step=0, sample=0)
+        sample.parse(origin.form, origin.model)
+        rollout = Rollout.of(sample, origin)
         made.append(rollout.model_copy(update={"verdict": verdict}))
     RolloutLog(tmp_path).append(made)
     assert techniques_used(RunDirectory(tmp_path)) == {

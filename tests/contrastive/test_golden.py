@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.contrastive import supervised
-from kernelwright.contrastive.context import ConfiguredJudges, Judging, StageContext, sampler_of
+from kernelwright.contrastive.context import ModelAccess
 from kernelwright.contrastive.hacks import HackDatabase, StructuralChecker
 from kernelwright.contrastive.held_out import evaluate_held_out
 from kernelwright.contrastive.metrics import MetricsLog
@@ -21,12 +20,11 @@ from kernelwright.contrastive.samples import RolloutLog
 from kernelwright.contrastive.self_supervised import train_self_supervised
 from kernelwright.contrastive.settings import HeldOutConfig, PromptSection, stage_from
 from kernelwright.contrastive.split import TaskSplit
-from kernelwright.contrastive.supervised import augment, train_supervised
+from kernelwright.contrastive.supervised import train_supervised
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory
-from tests.contrastive.test_estimating import ToyScreens
-from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, toy_tasks
+from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, ToyScreens, toy_context, toy_tasks
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "training.json"
 SPLIT = TaskSplit(tuple(toy_tasks(("amber", "beryl", "coral"))), tuple(toy_tasks(HELD_OUT_NAMES[:2])))
@@ -46,17 +44,13 @@ class Noisy(ToyJudge):
 
 
 def context():
-    judges = ConfiguredJudges(ToyJudge(), Settings.quick())
-    checker = StructuralChecker(HackDatabase.packaged(), threshold=2.0)
-    return StageContext(
-        Judging(
-            device="cpu",
-            rewards=judges,
-            reported=ConfiguredJudges(Noisy(), Settings()),
-            verifiers={"cpu": Noisy()},
-            checker=checker,
-            screens=ToyScreens(1.05),
-        )
+    return toy_context(
+        ToyJudge(),
+        confirmers=Noisy(),
+        settings=Settings.quick(),
+        verifiers={"cpu": Noisy()},
+        checker=StructuralChecker(HackDatabase.packaged(), threshold=2.0),
+        screens=ToyScreens(1.05),
     )
 
 
@@ -109,9 +103,8 @@ def facts(path):
     }
 
 
-def campaign(base, out, monkeypatch):
+def campaign(base, out):
     """The facts of each stage by name."""
-    monkeypatch.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
     names = ("sft", "self-supervised", "bucket", "vanilla", "evolved", "held-out")
     runs = {name: RunDirectory(out / name) for name in names}
     first = stage(
@@ -176,7 +169,7 @@ def campaign(base, out, monkeypatch):
     config = HeldOutConfig.model_validate(
         {"samples": 4, "rounds": 2, "exemplars": {"sampler": "random"}, "sampling": SAMPLING, "baseline": "best"}
     )
-    chat = sampler_of(model, tokenizer, "toy", 16)
+    chat = ModelAccess().sampler(model, tokenizer, "toy", 16)
     result = evaluate_held_out("toy", chat, SPLIT.held_out, config, PromptSection(), runs["held-out"], context())
     return {name: facts(run.path) for name, run in runs.items()} | {"result": result.model_dump(mode="json")}
 
@@ -193,8 +186,8 @@ def near(wanted):
     return wanted
 
 
-def test_one_seed_gives_the_same_prompts_rewards_metrics_and_adapters(tiny_base, tmp_path, monkeypatch):
-    found = json.loads(json.dumps(campaign(tiny_base, tmp_path, monkeypatch)))
+def test_one_seed_gives_the_same_prompts_rewards_metrics_and_adapters(tiny_base, tmp_path):
+    found = json.loads(json.dumps(campaign(tiny_base, tmp_path)))
     if os.environ.get("KERNELWRIGHT_WRITE_GOLDEN"):
         GOLDEN.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
     wanted = json.loads(GOLDEN.read_text())

@@ -12,7 +12,6 @@ from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.prompts import (
     answer_code,
     contrastive_prompt,
-    plain_prompt,
     whole_source,
 )
 from kernelwright.errors import PromptTooLongError
@@ -52,7 +51,10 @@ def test_the_parts_stand_in_the_papers_order():
 
 
 def test_without_exemplars_it_is_the_same_request_but_for_them():
-    plain, contrastive = text(plain_prompt(TASK, device="cpu")), text(contrastive_prompt(TASK, [FAST], device="cpu"))
+    plain, contrastive = (
+        text(contrastive_prompt(TASK, (), device="cpu")),
+        text(contrastive_prompt(TASK, [FAST], device="cpu")),
+    )
     assert plain == text(contrastive_prompt(TASK, [], device="cpu"))
     assert "score" not in plain.partition("# Requirements")[0]
     assert "above" not in plain
@@ -61,7 +63,7 @@ def test_without_exemplars_it_is_the_same_request_but_for_them():
 
 
 def test_devices_have_their_own_means():
-    gpu, cpu = text(plain_prompt(TASK, device="cuda:0")), text(plain_prompt(TASK, device="cpu"))
+    gpu, cpu = text(contrastive_prompt(TASK, (), device="cuda:0")), text(contrastive_prompt(TASK, (), device="cpu"))
     assert "Triton" in gpu
     assert "an NVIDIA GPU" in gpu
     assert "Triton" not in cpu
@@ -81,7 +83,7 @@ def test_what_does_not_fit_is_left_out_the_best_go_first():
 
 def test_a_task_that_does_not_fit_is_refused():
     with pytest.raises(PromptTooLongError, match="at most 100 characters for the task diagonal"):
-        plain_prompt(TASK, device="cpu", limit_characters=100)
+        contrastive_prompt(TASK, (), device="cpu", limit_characters=100)
 
 
 @settings(max_examples=50, deadline=None)
@@ -102,8 +104,8 @@ def test_code_with_fences_in_it_stays_in_one_block():
 
 
 def test_the_same_request_has_the_same_hash():
-    assert plain_prompt(TASK, device="cpu").sha256 == plain_prompt(TASK, device="cpu").sha256
-    assert plain_prompt(TASK, device="cpu").sha256 != plain_prompt(TASK, device="cuda").sha256
+    assert contrastive_prompt(TASK, (), device="cpu").sha256 == contrastive_prompt(TASK, (), device="cpu").sha256
+    assert contrastive_prompt(TASK, (), device="cpu").sha256 != contrastive_prompt(TASK, (), device="cuda").sha256
 
 
 SHORT = "class ModelNew(Model):\n    def forward(self, a, b):\n        return a[:, None] * b\n"

@@ -12,18 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from kernelwright.contrastive import supervised
 from kernelwright.contrastive.samplers import CONTRASTIVE
 from kernelwright.contrastive.split import TaskSplit
-from kernelwright.contrastive.supervised import augment
 from kernelwright.errors import UsageError
-from tests.contrastive.toys import ToyJudge, ToyTeacher, toy_context, toy_tasks
+from tests.contrastive.toys import ToyJudge, toy_context, toy_tasks
 
 ROOT = Path(__file__).parents[2]
 SPLIT = TaskSplit(tuple(toy_tasks(("amber", "beryl", "coral"))), tuple(toy_tasks(("opal",))))
 CHANGES = (
     *(f'{stage}.model.dtype="float32"' for stage in ("sft", "self-supervised", "contrastive")),
     *(f"{stage}.sampling.max_tokens=64" for stage in ("self-supervised", "contrastive", "held-out")),
+    'sft.augmentation.teachers=["toy"]',
     "sft.model.lora={rank=4, alpha=8}",
     "sft.optimiser.max_length=200",
     "self-supervised.optimiser.max_length=200",
@@ -50,8 +49,7 @@ def recipe_module():
 
 
 @pytest.mark.exhaustive
-def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path, monkeypatch, recipe_module, capsys):
-    monkeypatch.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
+def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path, recipe_module, capsys):
     judge = ToyJudge()
     stops = iter([False] * 6 + [True])
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.contrastive.evaluations import Reverification, is_suspicious, reverify
+from kernelwright.contrastive.evaluations import agree, is_suspicious, reverify, settled
 from kernelwright.contrastive.scoring import RewardSmoother
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError
 from kernelwright.records import Evaluation, Reason
 from kernelwright.records.rewards import conservative, reward_named
 from tests.samples import TASK, accepted, module, rejected
 
+COMPILED = {TASK.sha256: 5.0}
 NAMES = ("speedup", "lower-bound", "log", "clamped", "milestone", "success")
 
 
@@ -48,7 +49,7 @@ def test_rounding_never_helps_and_costs_less_than_a_hundredth(speedup):
     ],
 )
 def test_named_rewards(name, rewards):
-    reward = reward_named(name, compile_speedups={TASK.sha256: 5.0})
+    reward = reward_named(name, compile_speedups=COMPILED)
     evaluations = [rejected(Reason.CLOCK_DISAGREEMENT), accepted(0.503), accepted(1.0), accepted(2.344), accepted(20.0)]
     assert [reward(evaluation) for evaluation in evaluations] == pytest.approx(rewards)
     assert reward.name == name
@@ -57,26 +58,36 @@ def test_named_rewards(name, rewards):
 
 @given(st.floats(1e-6, 1e6), st.sampled_from(NAMES), st.sampled_from([None, -0.25, 0.5]))
 def test_no_accepted_candidate_gets_less_than_a_failed_one(speedup, name, floor):
-    reward = reward_named(name, floor=floor)
+    reward = reward_named(name, floor=floor, compile_speedups=COMPILED)
     assert reward(accepted(speedup)) >= reward.floor == reward(rejected())
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.sampled_from(NAMES))
 def test_faster_never_gets_less(one, other, name):
-    reward = reward_named(name)
+    reward = reward_named(name, compile_speedups=COMPILED)
     assert reward(accepted(min(one, other))) <= reward(accepted(max(one, other)))
 
 
 def test_the_highest_milestone_needs_to_know_torch_compile():
-    assert reward_named("milestone")(accepted(20.0)) == 2.0
+    assert reward_named("milestone", compile_speedups={})(accepted(20.0)) == 2.0
     assert reward_named("milestone", compile_speedups={TASK.sha256: 0.1})(accepted(1.12)) == 3.0
-    assert reward_named("milestone")(accepted(1.06)) == 1.0, "its lower bound is no 5 % faster"
+    assert reward_named("milestone", compile_speedups={})(accepted(1.06)) == 1.0, "its lower bound is no 5 % faster"
+    with pytest.raises(ConfigError, match=r"torch\.compile, which the reward `milestone` compares with"):
+        reward_named("milestone")
+
+
+def test_milestones_are_ratios_to_the_best_baseline_on_both_sides():
+    baselines = {TASK.sha256: 4.0}
+    reward = reward_named("milestone", baselines=baselines, compile_speedups=COMPILED)
+    assert [reward(accepted(speedup)) for speedup in (4.0, 5.0, 6.0)] == [1.0, 2.0, 3.0]
 
 
 def test_a_record_read_back_gives_the_same_reward():
     evaluation = accepted(1.2345)
     again = Evaluation.model_validate_json(evaluation.model_dump_json())
-    assert [reward_named(name)(again) for name in NAMES] == [reward_named(name)(evaluation) for name in NAMES]
+    for name in NAMES:
+        reward = reward_named(name, compile_speedups=COMPILED)
+        assert reward(again) == reward(evaluation)
 
 
 def test_an_untimed_evaluation_has_no_speed_reward():
@@ -84,7 +95,7 @@ def test_an_untimed_evaluation_has_no_speed_reward():
     assert reward_named("success")(untimed) == 1.0
     for name in NAMES[:-1]:
         with pytest.raises(ConfigError, match="without a time"):
-            reward_named(name)(untimed)
+            reward_named(name, compile_speedups=COMPILED)(untimed)
 
 
 def test_an_unknown_reward_names_the_known():
@@ -129,19 +140,19 @@ def test_measured_again_on_another_device_of_the_same_kind():
     devices = ["cuda:0", "cuda:1", "cuda:0"]
     cases = [(TASK, accepted(4.0, source, device=device)) for source, device in zip(sources, devices, strict=True)]
     found = reverify(cases, judges)
-    assert [verification.first for verification in found] == [first for _, first in cases]
-    assert [verification.second.speedup for verification in found] == [4.0, 5.0, 6.0]
-    assert all(verification.second.confirms for verification in found)
-    assert all(verification.second.device != verification.first.device for verification in found)
+    assert [second.speedup for second in found] == [4.0, 5.0, 6.0]
+    assert all(second.confirms for second in found)
+    assert all(second.device != first.device for second, (_, first) in zip(found, cases, strict=True))
     assert [len(judges[device].asked) for device in judges] == [0, 1, 1, 1], "work is spread"
 
 
 def test_a_single_device_measures_again_itself():
     source = module()
     judges = {"cpu": FakePool("cpu", {source: accepted(3.9, source)})}
-    (found,) = reverify([(TASK, accepted(4.0, source))], judges)
-    assert found.agrees
-    assert found.settled is found.second
+    first = accepted(4.0, source)
+    (second,) = reverify([(TASK, first)], judges)
+    assert agree(first, second)
+    assert settled(first, second) is second
     assert reverify([], judges) == []
 
 
@@ -154,19 +165,19 @@ def test_infrastructure_that_fails_raises():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "agrees", "settled"),
+    ("first", "second", "agrees", "counts"),
     [(4.0, 4.39, True, 4.39), (4.0, 3.64, True, 3.64), (4.0, 4.41, False, 4.0), (4.0, 3.6, False, 3.6)],
 )
-def test_agreement_is_within_a_tenth_and_doubt_takes_the_worse(first, second, agrees, settled):
-    verification = Reverification(TASK, accepted(first), accepted(second, confirms=True))
-    assert verification.agrees is agrees
-    assert verification.settled.speedup == settled
+def test_agreement_is_within_a_tenth_and_doubt_takes_the_worse(first, second, agrees, counts):
+    one, other = accepted(first), accepted(second, confirms=True)
+    assert agree(one, other) is agrees
+    assert settled(one, other).speedup == counts
 
 
 def test_what_is_rejected_the_second_time_is_rejected():
-    verification = Reverification(TASK, accepted(9.0), rejected(Reason.STALE_OUTPUT, confirms=True))
-    assert not verification.agrees
-    assert not verification.settled.accepted
+    first, second = accepted(9.0), rejected(Reason.STALE_OUTPUT, confirms=True)
+    assert not agree(first, second)
+    assert not settled(first, second).accepted
 
 
 def test_smoothing_normalises_and_clips():

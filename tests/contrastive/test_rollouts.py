@@ -6,7 +6,7 @@ import gzip
 
 from kernelwright.contrastive.answers import AnswerFailure
 from kernelwright.contrastive.prompts import contrastive_prompt
-from kernelwright.contrastive.samples import Rollout, RolloutLog
+from kernelwright.contrastive.samples import Origin, Rollout, RolloutLog, Sample
 from kernelwright.models.chat import Completion, Sampling
 from tests.samples import TASK, accepted, answer, exemplar, module
 
@@ -15,9 +15,10 @@ PROMPT = contrastive_prompt(TASK, [exemplar(1.5, "best"), exemplar(0.5, "worst")
 
 def rollout(text, sample=0, **changes):
     completion = Completion(text=text, prompt_tokens=7, completion_tokens=3, **changes)
-    return Rollout.of(
-        TASK, PROMPT, completion, stage="search", step=4, sample=sample, model="scripted", sampling=Sampling(seed=11)
-    )
+    origin = Origin(stage="search", model="scripted", sampling=Sampling(seed=11))
+    made = Sample(task=TASK, prompt=PROMPT, completion=completion, step=4, sample=sample)
+    made.parse(origin.form, origin.model)
+    return Rollout.of(made, origin)
 
 
 def test_a_rollout_has_what_was_asked_and_answered_and_found():

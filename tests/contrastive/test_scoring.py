@@ -1,64 +1,67 @@
+"""Turns answers into rewards: what each earns, what is looked at again, and what is written down."""
+
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from kernelwright.contrastive.context import ConfiguredJudges, Judging, StageContext
-from kernelwright.contrastive.evaluations import JudgedRun, Proposal
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.hacks import Review, Vote
 from kernelwright.contrastive.metrics import CHEATING, hack_reasons, rollout_metrics, write_hacks
-from kernelwright.contrastive.prompts import contrastive_prompt, plain_prompt, whole_source
-from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.scoring import Attempt, RewardSmoother, Scorer, Verification
+from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
+from kernelwright.contrastive.samples import RolloutLog, read_drawn, write_drawn
+from kernelwright.contrastive.self_supervised import examples_of_successes
+from kernelwright.contrastive.settings import SamplingSection, stage_from
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
-from kernelwright.models.chat import Completion, Sampling
-from kernelwright.records import Candidate, Reason, RunDirectory, Verdict
-from kernelwright.records.rewards import reward_named
-from tests.contrastive.toys import ToyJudge, toy_code, toy_evaluation, toy_task
+from kernelwright.records import Candidate, Reason, Verdict
+from tests.contrastive.toys import EVEN, ToyJudge, toy_answer, toy_code, toy_evaluation, toy_sample, toy_scorer
 
-EVEN = toy_task("even", "amber")
 SETTINGS = Settings.quick()
 
 
-def attempt(text, task=EVEN, sample=0, finish_reason="stop"):
-    completion = Completion(text=text, prompt_tokens=1, completion_tokens=1, finish_reason=finish_reason)
-    return Attempt(
-        task=task, prompt=plain_prompt(task, device="cpu", form="subclass"), completion=completion, step=0, sample=sample
-    )
+def scored(scorer, texts, **rest):
+    """Samples of these answers, scored."""
+    samples = [toy_sample(text, sample=number, **rest) for number, text in enumerate(texts)]
+    scorer.score(samples)
+    return samples
 
 
-def answer(way):
-    return f"```python\n{toy_code(way)}```"
+def rewards(samples):
+    return [sample.reward for sample in samples]
 
 
-def scorer(path, judge, **rest):
-    judged = JudgedRun(RunDirectory(path), judge)
-    reward = rest.pop("reward", reward_named("speedup"))
-    return Scorer(judged, reward, form="subclass", stage="contrastive", model="toy", sampling=Sampling(), **rest)
+def ways(*numbers):
+    return [toy_answer(way) for way in numbers]
 
 
 def test_answers_earn_their_speedup_and_failures_the_floor(tmp_path):
     judge = ToyJudge()
-    texts = [answer(4), answer(2), answer(3), "no code", answer(4)]
-    scored = scorer(tmp_path, judge).score([attempt(text, sample=number) for number, text in enumerate(texts)])
-    assert [item.reward for item in scored] == [2.0, 1.4, 0.0, 0.0, 2.0]
-    assert [item.rollout.verdict for item in scored] == ["accepted", "accepted", "rejected", None, "accepted"]
+    samples = scored(toy_scorer(tmp_path, judge), [*ways(4, 2, 3), "no code", toy_answer(4)])
+    assert rewards(samples) == [2.0, 1.4, 0.0, 0.0, 2.0]
     assert judge.count == 3  # the same candidate is judged once
-    assert [kept.reward for kept in RolloutLog(tmp_path).rollouts()] == [2.0, 1.4, 0.0, 0.0, 2.0]
+    rollouts = list(RolloutLog(tmp_path).rollouts())
+    assert [rollout.verdict for rollout in rollouts] == ["accepted", "accepted", "rejected", None, "accepted"]
+    assert [rollout.reward for rollout in rollouts] == [2.0, 1.4, 0.0, 0.0, 2.0]
 
 
 def test_a_batch_that_is_scored_again_after_a_kill_leaves_no_trace(tmp_path):
-    batch = [attempt(answer(4)), attempt(answer(2), sample=1)]
-    first = [item.reward for item in scorer(tmp_path, ToyJudge()).score(batch)]
+    first = rewards(scored(toy_scorer(tmp_path, ToyJudge()), ways(4, 2)))
     judge = ToyJudge()
-    again = [item.reward for item in scorer(tmp_path, judge).score(batch)]
-    assert again == first
+    assert rewards(scored(toy_scorer(tmp_path, judge), ways(4, 2))) == first
     assert judge.count == 0
     assert len(list(RolloutLog(tmp_path).rollouts())) == 2
+
+
+def test_a_batch_is_on_disk_as_it_was_drawn(tmp_path):
+    samples = scored(toy_scorer(tmp_path, ToyJudge()), ways(4, 2))
+    write_drawn(tmp_path / "step" / "attempts.json", samples)
+    (first, _) = json.loads((tmp_path / "step" / "attempts.json").read_text())
+    assert set(first) == {"task", "prompt", "completion", "step", "sample"}
+    assert read_drawn(tmp_path / "step" / "attempts.json") == [
+        toy_sample(text, sample=n) for n, text in enumerate(ways(4, 2))
+    ]
 
 
 class Faulty(ToyJudge):
@@ -77,24 +80,23 @@ class Faulty(ToyJudge):
 
 
 def test_what_could_not_be_judged_earns_nothing_either_way(tmp_path):
-    scored = scorer(tmp_path, Faulty(2), smoother=RewardSmoother()).score([attempt(answer(way)) for way in (2, 4, 0)])
-    assert scored[0].reward is None
-    assert scored[0].rollout.reward is None
-    assert None not in [item.reward for item in scored[1:]]
+    samples = scored(toy_scorer(tmp_path, Faulty(2), reward={"smoothing": True}), ways(2, 4, 0))
+    assert samples[0].reward is None
+    assert samples[0].rollout.reward is None
+    assert None not in rewards(samples[1:])
 
 
 def test_a_machine_that_judges_hardly_anything_ends_the_run(tmp_path):
     with pytest.raises(InfrastructureError, match="run again to go on"):
-        scorer(tmp_path, Faulty(2)).score([attempt(answer(2))])
+        scored(toy_scorer(tmp_path, Faulty(2)), ways(2))
 
 
 def test_smoothing_keeps_the_order_and_clips(tmp_path):
-    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    score = scorer(tmp_path, ToyJudge(), smoother=RewardSmoother(), database=database)
-    rewards = [item.reward for item in score.score([attempt(answer(way)) for way in (3, 6, 0, 2, 4)])]
-    assert rewards == sorted(rewards)
-    assert max(map(abs, rewards)) <= 1.5
-    assert [found.score for found in database.exemplars(EVEN.sha256, device="cpu")] == [2.0, 1.4, 1.0, 0.6]
+    exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    values = rewards(scored(toy_scorer(tmp_path, ToyJudge(), exemplars, reward={"smoothing": True}), ways(3, 6, 0, 2, 4)))
+    assert values == sorted(values)
+    assert max(map(abs, values)) <= 1.5
+    assert [found.score for found in exemplars.exemplars(EVEN.sha256, device="cpu")] == [2.0, 1.4, 1.0, 0.6]
 
 
 class Remeasured(ToyJudge):
@@ -111,17 +113,15 @@ class Remeasured(ToyJudge):
 
 @pytest.mark.parametrize(("second", "counts"), [(3.9, 3.9), (1.1, 1.1)])
 def test_a_suspicious_speedup_is_measured_again_before_it_counts(second, counts, tmp_path):
-    first = Remeasured(4.0)
     verifier = Remeasured(second)
-    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    score = scorer(tmp_path, first, verification=Verification(pools={"cpu": verifier}), database=database)
-    (scored,) = score.score([attempt(answer(4))])
+    exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    (sample,) = scored(toy_scorer(tmp_path, Remeasured(4.0), exemplars, verifiers={"cpu": verifier}), ways(4))
     assert verifier.count == 1
-    assert scored.reward == pytest.approx(counts)
-    assert database.best(EVEN.sha256, device="cpu").score == pytest.approx(counts)
+    assert sample.reward == pytest.approx(counts)
+    assert exemplars.best(EVEN.sha256, device="cpu").score == pytest.approx(counts)
     # Read back from disk, the re-measurement still counts and is not made again.
-    later = scorer(tmp_path, ToyJudge(), verification=Verification(pools={"cpu": verifier}))
-    assert later.score([attempt(answer(4), sample=1)])[0].reward == pytest.approx(counts)
+    (later,) = scored(toy_scorer(tmp_path, ToyJudge(), verifiers={"cpu": verifier}), ways(4))
+    assert later.reward == pytest.approx(counts)
     assert verifier.count == 1
 
 
@@ -141,104 +141,78 @@ class Doubting:
         ]
 
 
-def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path, monkeypatch):
-    strict = []
+class Strict(Remeasured):
+    """Accepts a second measurement, and rejects what is judged under stricter settings."""
 
-    def deeper(pool, task, candidate, review, settings):
-        assert settings is SETTINGS
-        strict.append(candidate)
-        rejected = {"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
-        return toy_evaluation(task, candidate).model_copy(update=rejected | {"confirms": True})
+    def evaluate(self, jobs, stop=None):
+        for job, outcome in super().evaluate(jobs, stop):
+            if job.settings is not None and job.settings.thorough:
+                assert job.settings.processes_min > SETTINGS.processes_min
+                outcome = outcome.model_copy(
+                    update={"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
+                )
+            yield job, outcome
 
-    monkeypatch.setattr("kernelwright.contrastive.scoring.deeper", deeper)
-    checker = Doubting()
-    verification = Verification(pools={"cpu": Remeasured(4.0)}, checker=checker, settings=SETTINGS)
-    assert scorer(tmp_path, ToyJudge(), verification=verification).score([attempt(answer(2))])[0].reward == 1.4
+
+def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path):
+    checker, verifier = Doubting(), Strict(4.0)
+    rest = {"verifiers": {"cpu": verifier}, "checker": checker, "settings": SETTINGS}
+    assert rewards(scored(toy_scorer(tmp_path, ToyJudge(), **rest), ways(2))) == [1.4]
     assert checker.read == 0  # what is not suspicious is not read
-    scored = scorer(tmp_path, Remeasured(4.0), verification=verification).score([attempt(answer(way)) for way in (4, 3)])
-    assert [item.reward for item in scored] == [0.0, 0.0]
-    assert scored[0].rollout.reason is Reason.STALE_OUTPUT
-    assert checker.read == len(strict) == 1
+    samples = scored(toy_scorer(tmp_path, Remeasured(4.0), **rest), ways(4, 3))
+    assert rewards(samples) == [0.0, 0.0]
+    assert samples[0].rollout.reason is Reason.STALE_OUTPUT
+    assert checker.read == 1
+    assert verifier.count == 2
     (found,) = [json.loads(line) for line in (tmp_path / "hacks.jsonl").read_text().splitlines()]
     assert (found["family"], "stale-output" in found["name"]) == ("caching", True)
 
 
+def first_evaluations(scorer):
+    return {(found.task_sha256, found.candidate_sha256): found for found in scorer.store.evaluations()}
+
+
 def test_metrics_of_a_batch(tmp_path):
-    score = scorer(tmp_path, ToyJudge())
-    scored = score.score([attempt(text) for text in (answer(4), answer(4), answer(3), answer(7), "words")])
-    found = {(e.task_sha256, e.candidate_sha256): e for e in score.judged.evaluations()}
-    values = rollout_metrics([item.rollout for item in scored], found)
-    assert values["success_rate"] == pytest.approx(2 / 5)
-    assert values["parse_rate"] == pytest.approx(4 / 5)
-    assert values["hack_rate"] == pytest.approx(1 / 5)
-    assert values["distinct"] == pytest.approx(3 / 4)
+    scorer = toy_scorer(tmp_path, ToyJudge())
+    samples = scored(scorer, [*ways(4, 4, 3, 7), "words"])
+    values = scorer.metrics(samples)
+    assert values == rollout_metrics([sample.rollout for sample in samples], first_evaluations(scorer))
+    shares = {"success_rate": 2 / 5, "parse_rate": 4 / 5, "hack_rate": 1 / 5, "distinct": 3 / 4, "reward_mean": 4.0 / 5}
+    assert {name: values[name] for name in shares} == pytest.approx(shares)
     assert values["speedup_max"] == values["speedup_p50"] == 2.0
-    assert values["reward_mean"] == pytest.approx(4.0 / 5)
-    assert hack_reasons(found.values()) == {"precision-downgrade": 1}
+    assert hack_reasons(scorer.store.evaluations()) == {"precision-downgrade": 1}
     assert Reason.WRONG_OUTPUT not in CHEATING
 
 
 @pytest.mark.parametrize(("copies", "earned"), [("score", [2.0, 1.4, 2.0]), ("floor", [0.0, 1.4, 0.0])])
 def test_a_copy_of_a_shown_exemplar_can_be_made_worthless(copies, earned, tmp_path):
-    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    score = scorer(tmp_path, ToyJudge(), database=database, copies=copies)
-    score.score([attempt(answer(4))])
-    prompt = contrastive_prompt(EVEN, database.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
-    commented = answer(4).replace("```python\n", "```python\n# mine\n")
-    texts = [answer(4), answer(2), commented]
-    scored = score.score([replace(attempt(text, sample=n), prompt=prompt) for n, text in enumerate(texts)])
-    assert [item.reward for item in scored] == earned
-    assert [item.rollout.reward for item in scored] == [2.0, 1.4, 2.0]
-    found = {(e.task_sha256, e.candidate_sha256): e for e in score.judged.evaluations()}
-    assert rollout_metrics([item.rollout for item in scored], found)["copy_rate"] == pytest.approx(1 / 3)
-
-
-def shared_run(tmp_path, name, judge, *, settings=SETTINGS, confirming=False, timed=True):
-    judges = ConfiguredJudges(judge, settings)
-    context = StageContext(Judging(device="cpu", rewards=judges, reported=judges, cache=tmp_path / "judged.sqlite"))
-    run = RunDirectory(tmp_path / name)
-    return context.confirming(run) if confirming else context.judged(run, timed=timed)
-
-
-def test_runs_on_one_machine_share_what_was_judged(tmp_path):
-    source = whole_source(EVEN, toy_code(4), "subclass")
-    mine = Proposal(EVEN, Candidate(source=source, policy="mine", parent="one"))
-    theirs = Proposal(EVEN, Candidate(source=source, policy="theirs", parent="other"))
-    judge = ToyJudge()
-    (first,) = shared_run(tmp_path, "one", judge).judge([mine]).values()
-    (second,) = shared_run(tmp_path, "other", judge).judge([theirs, theirs]).values()
-    assert judge.count == 1
-    assert second == first.model_copy(update={"policy": "theirs", "parent": "other"})
-    # What one run took from another is in its own records, once, so that its rewards can be computed again.
-    assert list(RunDirectory(tmp_path / "other").evaluations()) == [second]
-    # Neither another strictness nor an independent re-measurement is served from there.
-    shared_run(tmp_path, "again", judge, confirming=True).judge([mine])
-    shared_run(tmp_path, "strict", judge, settings=Settings()).judge([mine])
-    shared_run(tmp_path, "checked", judge, timed=False).judge([mine])
-    assert judge.count == 4
+    exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    scorer = toy_scorer(tmp_path, ToyJudge(), exemplars, reward={"copies": copies})
+    scored(scorer, ways(4))
+    prompt = contrastive_prompt(EVEN, exemplars.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
+    commented = toy_answer(4).replace("```python\n", "```python\n# mine\n")
+    samples = scored(scorer, [*ways(4, 2), commented], prompt=prompt)
+    assert rewards(samples) == earned
+    assert [sample.rollout.reward for sample in samples] == [2.0, 1.4, 2.0]
+    assert scorer.metrics(samples)["copy_rate"] == pytest.approx(1 / 3)
 
 
 def test_stage_two_learns_no_copies(tmp_path):
-    from kernelwright.contrastive.self_supervised import _successes
-    from kernelwright.contrastive.settings import stage_from
-
-    database = ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    database.add(toy_evaluation(EVEN, Candidate(source=whole_source(EVEN, toy_code(2), "subclass"))))
-    prompt = contrastive_prompt(EVEN, database.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
-    batch = [replace(attempt(answer(way), sample=way), prompt=prompt) for way in (2, 4, 1)]
-    scored = scorer(tmp_path / "run", ToyJudge()).score(batch)
-    assert [item.copied for item in scored] == [True, False, False]
+    exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    exemplars.add(toy_evaluation(EVEN, Candidate(source=whole_source(EVEN, toy_code(2), "subclass"))))
+    prompt = contrastive_prompt(EVEN, exemplars.exemplars(EVEN.sha256, device="cpu"), device="cpu", form="subclass")
+    samples = scored(toy_scorer(tmp_path / "run", ToyJudge()), ways(2, 4, 1), prompt=prompt)
+    assert [sample.is_copy for sample in samples] == [True, False, False]
     config = stage_from("self-supervised", {"model": {"base": "unused"}})
-    assert [example.answer for example in _successes(scored, config)] == [answer(4)]
+    assert [example.answer for example in examples_of_successes(samples, config)] == ways(4)
 
 
 def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
     cheat = toy_code(7)
     other = "class ModelNew(Model):\n    way = 7\n    more = 1\n"
     renamed = cheat.replace("7", "7 # no different")
-    scored = scorer(tmp_path / "arm", ToyJudge())
-    scored.score([attempt(f"```python\n{text}```", sample=n) for n, text in enumerate([other, cheat, renamed, cheat])])
-    scored.score([attempt(answer(4), sample=9), attempt(answer(1), sample=10)])
+    scorer = toy_scorer(tmp_path / "arm", ToyJudge())
+    scored(scorer, [f"```python\n{text}```" for text in (other, cheat, renamed, cheat)] + ways(4, 1))
     assert write_hacks(tmp_path / "hacks", {"arm": tmp_path / "arm", "missing": tmp_path / "none"}) == 2
     index = json.loads((tmp_path / "hacks" / "index.json").read_text())
     assert [(item["reason"], item["times_written"], item["stages"]) for item in index] == [
@@ -252,10 +226,8 @@ def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
 
 def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):
     """Of Qwen's chat models the tokenizer's end of sequence is another token than the one that ends a turn."""
-    from types import SimpleNamespace
-
-    from kernelwright.contrastive import drawing as generation
-    from kernelwright.contrastive.settings import SamplingSection
+    from kernelwright.contrastive.drawing import TokenSampler
+    from kernelwright.models import local, pretrained
     from kernelwright.models.sampler import Sampled
 
     class Sampler:
@@ -267,9 +239,16 @@ def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):
             yield 0, 1, Sampled(1, [7, 8, 9], None, 3)
             yield 0, 2, None
 
-    monkeypatch.setattr(generation, "LocalModel", lambda *given, **named: Sampler())
-    monkeypatch.setattr(generation, "stop_ids", lambda *given: (1, 99))
-    sampler = generation.TokenSampler(None, SimpleNamespace(eos_token_id=1), SamplingSection(), 0)
-    found = sampler.sample([plain_prompt(EVEN, device="cpu")], 3, 0)
-    assert [answer.answer for answer in found] == [[7, 8, 99], [7, 8, 9], [1]]
-    assert {tuple(answer.prompt) for answer in found} == {(5, 6)}
+    class Tokenizer:
+        eos_token_id = 1
+
+        def decode(self, tokens, skip_special_tokens):
+            return " ".join(map(str, tokens))
+
+    monkeypatch.setattr(local, "LocalModel", lambda *given, **named: Sampler())
+    monkeypatch.setattr(pretrained, "stop_ids", lambda *given: (1, 99))
+    prompt = contrastive_prompt(EVEN, (), device="cpu")
+    samples = TokenSampler(None, Tokenizer(), SamplingSection(), 0).sample([(EVEN, prompt)], 3, 0)
+    assert [sample.tokens.answer for sample in samples] == [[7, 8, 99], [7, 8, 9], [1]]
+    assert [sample.has_ended for sample in samples] == [True, False, True]
+    assert {tuple(sample.tokens.prompt) for sample in samples} == {(5, 6)}

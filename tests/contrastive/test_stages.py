@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernelwright.contrastive import self_supervised, supervised
-from kernelwright.contrastive.context import Deadline, sampler_of
+from kernelwright.contrastive import self_supervised
+from kernelwright.contrastive.context import ModelAccess
+from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.fitting import read_examples, save_final
 from kernelwright.contrastive.grpo import AcceptedLines
@@ -20,7 +21,7 @@ from kernelwright.contrastive.metrics import MetricsLog
 from kernelwright.contrastive.optimiser import Optimiser
 from kernelwright.contrastive.reinforcement import StepClock, tasks_asked, train_contrastive
 from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.self_supervised import _tasks_of_round, train_self_supervised
+from kernelwright.contrastive.self_supervised import tasks_of_round, train_self_supervised
 from kernelwright.contrastive.settings import (
     ContrastiveConfig,
     ExemplarSection,
@@ -33,21 +34,16 @@ from kernelwright.contrastive.settings import (
     stage_from,
 )
 from kernelwright.contrastive.split import TaskSplit
-from kernelwright.contrastive.supervised import augment, train_supervised
+from kernelwright.contrastive.supervised import train_supervised
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Task, Verdict
-from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, ToyTeacher, judged_twice, toy_context, toy_tasks
+from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, judged_twice, toy_context, toy_tasks
 from tests.quick import exhaustive_but
 
 ROOT = Path(__file__).parents[2]
 SPLIT = TaskSplit(tuple(toy_tasks()), tuple(toy_tasks(HELD_OUT_NAMES)))
 SAMPLING = {"max_tokens": 64}
-
-
-@pytest.fixture(autouse=True)
-def toy_teacher(monkeypatch):
-    monkeypatch.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
 
 
 def sft_config(base, epochs=30, **model):
@@ -109,7 +105,7 @@ def measured(name, base, run, **protocol):
     model, tokenizer = load_for_training(ModelSection(base=str(base), dtype="float32", tuning="full"), 0)
     result = evaluate_held_out(
         name,
-        sampler_of(model, tokenizer, name, 64),
+        ModelAccess().sampler(model, tokenizer, name, 64),
         SPLIT.held_out,
         HeldOutConfig(samples=16, sampling=SamplingSection(max_tokens=64), **protocol),
         PromptSection(),
@@ -122,9 +118,7 @@ def measured(name, base, run, **protocol):
 
 
 def school(base, folder, epochs):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(supervised, "augment", lambda *given: augment(*given, make=lambda *named: ToyTeacher()))
-        return train_supervised(sft_config(base, epochs), SPLIT, RunDirectory(folder), toy_context(ToyJudge())).final
+    return train_supervised(sft_config(base, epochs), SPLIT, RunDirectory(folder), toy_context(ToyJudge())).final
 
 
 @pytest.fixture(scope="session")
@@ -173,9 +167,6 @@ def test_every_stage_earns_more_on_held_out_tasks_than_what_it_began_with(tiny_b
     rollouts = list(RolloutLog(tmp_path / "rl").rollouts())
     assert len(rollouts) == config.steps * 64
     assert any(rollout.exemplars for rollout in rollouts)
-    database = ExemplarDatabase(tmp_path / "rl" / "exemplars.sqlite")
-    judged = [json.loads(line) for line in (tmp_path / "rl" / "evaluations.jsonl").read_text().splitlines()]
-    assert database.counts().candidates == len(judged)
     assert all(judged_twice(path) == [] for path in (school, tmp_path / "self", tmp_path / "rl"))
 
 
@@ -296,7 +287,8 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
     run = RunDirectory(tmp_path)
     config = contrastive_config(schooled, steps=6, update=False, rest={"exemplars_share": 0.0})
     assert train_contrastive(config, SPLIT, run, toy_context(ToyJudge())).finished
-    assert ExemplarDatabase(tmp_path / "exemplars.sqlite").counts().candidates > 0
+    exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
+    assert any(exemplars.exemplars(task.sha256, device="cpu") for task in SPLIT.train)
     assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
 
 
@@ -391,44 +383,45 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
 
 @pytest.mark.exhaustive
 def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tmp_path, monkeypatch):
-    seen, original = [], AcceptedLines.token_advantages
+    batches, original = [], AcceptedLines.spare
 
-    def watched(self, rollouts, tokens, advantages):
+    def watched(self, samples, tokenizer):
         known = self.holds("any", "## Code Implementation")
-        spread, spared = original(self, rollouts, tokens, advantages)
-        seen.append((rollouts, tokens, advantages, spread, known))
-        return spread, spared
+        share = original(self, samples, tokenizer)
+        batches.append((samples, known, tokenizer))
+        return share
 
-    monkeypatch.setattr(AcceptedLines, "token_advantages", watched)
+    monkeypatch.setattr(AcceptedLines, "spare", watched)
     config = contrastive_config(schooled, steps=1, save_steps=1, minibatches=2)
     config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
     assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
-    [(rollouts, texts, advantages, spread, known)] = seen
+    [(samples, known, tokenizer)] = batches
     assert not known
-    assert [len(row) for row in spread] == [len(tokens) for tokens in texts]
-    right = [rollout for rollout in rollouts if rollout.verdict is Verdict.ACCEPTED]
+    right = [sample for sample in samples if sample.rollout.verdict is Verdict.ACCEPTED]
     blamed = spared = 0
-    for failed, tokens, advantage, row in zip(rollouts, texts, advantages, spread, strict=True):
-        if failed.verdict is Verdict.ACCEPTED or advantage >= 0:
-            assert (row == advantage).all()
+    for sample in samples:
+        row = sample.token_advantages
+        assert len(row) == len(sample.tokens.answer)
+        if sample in right or sample.advantage >= 0:
+            assert set(row) == {sample.advantage}
             continue
-        own = {line for rollout in right if rollout.task == failed.task for line in rollout.completion.split("\n")}
-        for number, line in enumerate(failed.completion.split("\n")):
-            begins = [at for at in range(len(tokens)) if "".join(tokens[:at]).count("\n") == number and tokens[at]]
+        own = {line for other in right if other.task == sample.task for line in other.completion.text.split("\n")}
+        texts = [tokenizer.decode([token], skip_special_tokens=True) for token in sample.tokens.answer]
+        for number, line in enumerate(sample.completion.text.split("\n")):
+            begins = [at for at in range(len(texts)) if "".join(texts[:at]).count("\n") == number and texts[at]]
             if line in own:
-                assert (row[begins] == 0).all()
+                assert all(row[at] == 0 for at in begins)
                 spared += len(begins)
-            elif not any(line in rollout.completion.split("\n") for rollout in right):
-                assert (row[begins] == advantage).all()
+            elif not any(line in other.completion.text.split("\n") for other in right):
+                assert all(row[at] == sample.advantage for at in begins)
                 blamed += len(begins)
     assert blamed
     assert spared
     assert 0 < next(line["contrastive/spared_share"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line) < 1
 
     longer = config.model_copy(update={"steps": 2})
-    again = toy_context(ToyJudge())
-    assert train_contrastive(longer, SPLIT, RunDirectory(tmp_path), again).finished
-    assert seen[-1][-1], "a run that goes on knows the lines of before"
+    assert train_contrastive(longer, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
+    assert batches[-1][1], "a run that goes on knows the lines of before"
 
 
 class Poisoned:
@@ -453,7 +446,7 @@ class Poisoned:
 @pytest.mark.exhaustive
 def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_path):
     said, load = [], Poisoned({3, 5})
-    context = toy_context(ToyJudge(), load=load, say=said.append)
+    context = toy_context(ToyJudge(), load=load, log=said.append)
     result = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), context)
     updates = len(load.seen)
     assert updates >= 6
@@ -481,7 +474,7 @@ def norms(monkeypatch):
 
 def test_the_gradients_norm_is_computed_once_an_update_and_of_all_that_the_update_learns_from(tiny_base, tmp_path, norms):
     said, load = [], Poisoned({4})  # the second half of the second batch
-    context = toy_context(ToyJudge(), load=load, say=said.append)
+    context = toy_context(ToyJudge(), load=load, log=said.append)
     config = sft_config(tiny_base, epochs=1)
     config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update={"micro_batch": 8})})
     train_supervised(config, SPLIT, RunDirectory(tmp_path), context)
@@ -596,6 +589,6 @@ def test_the_tasks_that_stage_3_asks_are_those_that_stage_2_asked_first():
     few = ContrastiveConfig.model_validate({"model": {"base": "tiny-random"}, "task_count": 8, "seed": 3})
     asked = tasks_asked(tasks, few)
     before = SelfSupervisedConfig.model_validate({"model": {"base": "tiny-random"}, "tasks_per_round": 8, "seed": 3})
-    assert [task.id for task in asked] == [task.id for task in _tasks_of_round(tasks, before, 0)]
+    assert [task.id for task in asked] == [task.id for task in tasks_of_round(tasks, before, 0)]
     assert tasks_asked(tasks, few.model_copy(update={"task_count": None})) == tasks
     assert len(tasks_asked(tasks[:5], few)) == 5

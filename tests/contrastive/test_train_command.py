@@ -97,9 +97,9 @@ def test_a_missing_package_names_the_extra_to_install(tmp_path, capsys, monkeypa
 def test_the_result_is_one_json_object(tmp_path, capsys, monkeypatch):
     seen = []
 
-    def train(config, out, *, say, limit_s):
+    def train(config, out, *, log, limit_s):
         seen.append((type(config).__name__, limit_s))
-        say("something")
+        log("something")
         return StageResult(False, None, 3)
 
     monkeypatch.setattr(training, "train", train)

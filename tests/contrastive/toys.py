@@ -12,11 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from kernelwright.contrastive.context import ConfiguredJudges, Deadline, Judging, ModelAccess, StageContext
-from kernelwright.contrastive.prompts import whole_source
+from kernelwright.contrastive.context import ConfiguredJudges, Judging, ModelAccess, StageContext
+from kernelwright.contrastive.evaluations import Deadline
+from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
+from kernelwright.contrastive.samples import Origin, Sample
+from kernelwright.contrastive.scoring import Scorer
+from kernelwright.contrastive.settings import RewardSection
 from kernelwright.execution.local import Job, Outcome
-from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
+from kernelwright.models.chat import Completion, Sampling
+from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.policy import Context
+from kernelwright.records.screened import screened_of
 
 NAMES = ("amber", "beryl", "coral", "diamond", "emerald", "flint", "garnet", "jade")
 HELD_OUT_NAMES = ("opal", "pearl", "quartz", "ruby")
@@ -58,6 +64,25 @@ class ToyJudge:
             yield job, toy_evaluation(job.task, job.candidate)
 
 
+class ToyScreens:
+    """Estimates what the toy judge would find, times a factor."""
+
+    def __init__(self, factor=1.0, broken=()):
+        self.factor, self.broken, self.seen = factor, broken, []
+
+    def prepare(self, tasks):
+        pass
+
+    def look(self, jobs):
+        for job in jobs:
+            if job.task.id in self.broken:
+                continue
+            self.seen.append(job.candidate.sha256)
+            found = toy_evaluation(job.task, job.candidate)
+            estimate = found.speedup * self.factor if found.accepted else None
+            yield job, screened_of(job.task, job.candidate, correct=found.accepted, reason=found.reason, estimate=estimate)
+
+
 class Asked(Deadline):
     """A deadline that has passed when a function says so."""
 
@@ -69,11 +94,25 @@ class Asked(Deadline):
         return self._passed()
 
 
-def toy_context(judges, *, confirmers=None, out_of_time=lambda: False, load=None, say=lambda line: None) -> StageContext:
+class Loading(ModelAccess):
+    """Loads models by a function."""
+
+    def __init__(self, load):
+        self.load = load
+
+
+def toy_context(
+    judges, *, confirmers=None, out_of_time=lambda: False, load=None, log=lambda line: None, settings=None, **judging
+) -> StageContext:
     """What a stage works with on the CPU, under toy judges."""
-    judging = Judging(device="cpu", rewards=ConfiguredJudges(judges), reported=ConfiguredJudges(confirmers or judges))
-    model = ModelAccess() if load is None else ModelAccess(load=load)
-    return StageContext(judging, model, Asked(out_of_time), say)
+    judging = Judging(
+        device=judging.pop("device", "cpu"),
+        rewards=ConfiguredJudges(judges, settings),
+        reported=ConfiguredJudges(confirmers or judges, settings),
+        **judging,
+    )
+    model = ModelAccess() if load is None else Loading(load)
+    return StageContext(judging, model, Asked(out_of_time), log, {"toy": ToyTeacher()})
 
 
 def toy_evaluation(task: Task, candidate: Candidate) -> Evaluation:
@@ -97,6 +136,27 @@ def toy_evaluation(task: Task, candidate: Candidate) -> Evaluation:
         parent=candidate.parent,
         source=candidate.source,
     )
+
+
+EVEN, ODD = toy_task("even", "amber"), toy_task("odd", "beryl")
+
+
+def toy_answer(way: int) -> str:
+    return f"```python\n{toy_code(way)}```"
+
+
+def toy_sample(text, task=EVEN, sample=0, finish_reason="stop", prompt=None) -> Sample:
+    """An answer as it was drawn."""
+    completion = Completion(text=text, prompt_tokens=1, completion_tokens=1, finish_reason=finish_reason)
+    asked = prompt or contrastive_prompt(task, (), device="cpu", form="subclass")
+    return Sample(task=task, prompt=asked, completion=completion, step=0, sample=sample)
+
+
+def toy_scorer(path, judge, exemplars=None, *, reward=None, **rest) -> Scorer:
+    """Scores answers in a run directory under a toy judge; without smoothing, where the reward does not ask for it."""
+    origin = Origin(stage="contrastive", model="toy", sampling=Sampling(), form="subclass")
+    section = RewardSection(**{"smoothing": False} | (reward or {}))
+    return Scorer(toy_context(judge, **rest), RunDirectory(path), origin, section, exemplars)
 
 
 class ToyTeacher:
@@ -129,11 +189,10 @@ def make_tiny_model(folder: Path, seed: int = 0) -> Path:
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     from kernelwright.contrastive.fitting import answer_text
-    from kernelwright.contrastive.prompts import plain_prompt
 
     texts = ["even odd even odd 0.12 1.34 2.56 7.89 "]
     for task in (toy_task(parity, "amber") for parity in ("even", "odd")):
-        prompt = plain_prompt(task, device="cpu", form="subclass")
+        prompt = contrastive_prompt(task, (), device="cpu", form="subclass")
         for way in range(8):
             candidate = Candidate(source=whole_source(task, toy_code(way), "subclass"), techniques=("toy",))
             texts.append(answer_text(task, prompt, toy_evaluation(task, candidate), "subclass"))

@@ -55,7 +55,7 @@ class TrainCommand:
             in_file(self.config_file, "--model" if self.model else ""),
         ):
             say(f"run directory {path}")
-            result = train(config, path, say=say, limit_s=self.limit_s)
+            result = train(config, path, log=say, limit_s=self.limit_s)
         if self.as_json:
             told = {"finished": result.finished, "steps": result.steps, "final": result.final}
             emit_json({"stage": self.stage, "run": str(path), **told})

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelwright.contrastive.evaluations import BestBaselines, Estimator, EvaluationCache, JudgedRun, Say
-from kernelwright.contrastive.hacks import HackChecker
-from kernelwright.contrastive.scoring import Verification
+from kernelwright.contrastive.evaluations import (
+    GRAPH,
+    Deadline,
+    Estimator,
+    Log,
+    RunEvaluations,
+    SharedEvaluations,
+    TaskBaselines,
+)
+from kernelwright.contrastive.hacks import AdversarialChecker, HackChecker, HackDatabase, StructuralChecker
 from kernelwright.contrastive.settings import (
     CheckerSection,
     JudgeSection,
@@ -28,18 +34,10 @@ from kernelwright.execution.local import JudgePool
 from kernelwright.execution.screens import Screens
 from kernelwright.judge import Settings, devices_of
 from kernelwright.models.chat import ChatModel
+from kernelwright.models.factory import chat_model
 from kernelwright.records import RunDirectory, sha256_of
+from kernelwright.records.policy import Policy
 from kernelwright.version import __version__
-
-Loader = Callable[[ModelSection, int], tuple[Any, Any]]
-"""Loads a model and its tokenizer; the number seeds a new adapter."""
-
-
-def sampler_of(model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
-    """The package's own batched sampler over a model in this process; it reads the weights as they are at each call."""
-    from kernelwright.models.local import LocalModel, LocalSettings
-
-    return LocalModel(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,53 +63,24 @@ class Judging:
     """Pools that measure suspicious speedups again, by device; None leaves that out."""
     checker: HackChecker | None = None
     """Second opinion on suspicious improvements."""
-    cache: Path | None = None
-    """File of evaluations that runs on this machine share (`EvaluationCache`)."""
+    shared: Path | None = None
+    """File of evaluations that runs on this machine share (`SharedEvaluations`)."""
     screens: Screens | None = None
     """Makes estimates, where rewards may rest on them."""
 
-    def rewarded(self, run: RunDirectory, say: Say, *, timed: bool) -> JudgedRun:
-        """A run's evaluations and a way to get more of them, timed or checked only."""
-        chosen = self.rewards
-        if chosen.settings is not None and not timed:
-            chosen = replace(chosen, settings=chosen.settings.model_copy(update={"timed": False}))
-        return self._judged(run, say, chosen, first_on(self.device))
 
-    def confirming(self, run: RunDirectory, say: Say) -> JudgedRun:
-        """The same for what is reported. The cache never returns a first measurement here."""
-        return self._judged(run, say, self.reported, f"again on {self.device}")
-
-    def _judged(self, run: RunDirectory, say: Say, chosen: ConfiguredJudges, label: str) -> JudgedRun:
-        cache = None if self.cache is None else EvaluationCache(self.cache, label, chosen.settings)
-        return JudgedRun(run, chosen.judges, say, settings=chosen.settings, cache=cache)
-
-    def estimator(self, section: RewardSection, judged: JudgedRun) -> Estimator | None:
-        """Lets estimates stand for a share of the verdicts, where that is wanted; raises ConfigError where it cannot be."""
-        if not section.screened_share:
-            return None
-        if self.screens is None or self.rewards.settings is None or not self.rewards.settings.timed:
-            raise ConfigError("Wanted screened rewards (reward.screened_share); these judges do not time, or elsewhere.")
-        return Estimator(judged, self.screens, section.screened_share, section.suspicious_speedup, section.suspicious_leap)
-
-    def verification(self, section: RewardSection) -> Verification | None:
-        """The second measurement of suspicious candidates, where that is wanted and possible."""
-        if not (section.reverify and self.verifiers):
-            return None
-        return Verification(
-            pools=self.verifiers,
-            checker=self.checker,
-            settings=self.rewards.settings,
-            above=section.suspicious_speedup,
-            leap=section.suspicious_leap,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class ModelAccess:
     """A stage's ways to load its model and to sample from it."""
 
-    load: Loader = load_for_training
-    sampler: Callable[[Any, Any, str, int], ChatModel] = sampler_of
+    def load(self, section: ModelSection, seed: int) -> tuple[Any, Any]:
+        """The model, ready to be trained, and its tokenizer; the seed is that of a new adapter's random weights."""
+        return load_for_training(section, seed)
+
+    def sampler(self, model: Any, tokenizer: Any, name: str, batch: int) -> ChatModel:
+        """The package's own batched sampler over a model in this process; it reads the weights as they are at each call."""
+        from kernelwright.models.local import LocalModel, LocalSettings
+
+        return LocalModel(model, tokenizer, name=name, settings=LocalSettings(batch_size=batch))
 
 
 def first_on(device: str) -> str:
@@ -119,48 +88,50 @@ def first_on(device: str) -> str:
     return f"first on {device}"
 
 
-class Deadline:
-    """The time by which a stage saves what it has and returns unfinished: seconds from now; None sets no limit."""
-
-    def __init__(self, limit_s: float | None = None) -> None:
-        self._end_s = None if limit_s is None else time.monotonic() + limit_s
-
-    def passed(self) -> bool:
-        """Whether the time is up."""
-        return self.comes_within(0.0)
-
-    def comes_within(self, seconds: float) -> bool:
-        """Whether work that takes so long would end after the deadline."""
-        return self._end_s is not None and time.monotonic() + seconds >= self._end_s
-
-
 @dataclass(frozen=True, slots=True)
 class StageContext:
     """The judges, models and deadline of a stage. Tests put others in."""
 
     judging: Judging
-    model: ModelAccess = ModelAccess()
+    model: ModelAccess = field(default_factory=ModelAccess)
     deadline: Deadline = field(default_factory=Deadline)
-    say: Say = lambda line: None
+    log: Log = lambda line: None
+    teachers: Mapping[str, Policy] = field(default_factory=dict)
+    """Teachers by name, besides the package's own."""
 
     @property
     def device(self) -> str:
         """Kind of device on which candidates run."""
         return self.judging.device
 
-    def judged(self, run: RunDirectory, *, timed: bool = True) -> JudgedRun:
-        """A run's first measurements."""
-        return self.judging.rewarded(run, self.say, timed=timed)
+    def store(self, run: RunDirectory, *, timed: bool = True) -> RunEvaluations:
+        """A run's first measurements and a way to get more of them, timed or checked only."""
+        settings = self.judging.rewards.settings
+        if settings is not None and not timed:
+            settings = settings.model_copy(update={"timed": False})
+        return self._store(run, ConfiguredJudges(self.judging.rewards.judges, settings), first_on(self.device))
 
-    def confirming(self, run: RunDirectory) -> JudgedRun:
-        """A run's re-measurements of what is reported."""
-        return self.judging.confirming(run, self.say)
+    def confirming(self, run: RunDirectory) -> RunEvaluations:
+        """The same for what is reported. What runs share never stands for a first measurement here."""
+        return self._store(run, self.judging.reported, f"again on {self.device}")
 
-    def baselines(self, run: RunDirectory, wanted: str) -> BestBaselines | None:
-        """Best baselines, with their measurements in `baselines` of a run; None where the reference is what is wanted."""
-        if wanted == "eager":
+    def _store(self, run: RunDirectory, chosen: ConfiguredJudges, label: str) -> RunEvaluations:
+        path = self.judging.shared
+        shared = None if path is None else SharedEvaluations(path, label, chosen.settings)
+        return RunEvaluations(run, chosen.judges, self.log, settings=chosen.settings, shared=shared)
+
+    def baselines(self, run: RunDirectory, name: str = GRAPH) -> TaskBaselines:
+        """A baseline of each task, with its measurements in `baselines` of a run."""
+        return TaskBaselines(self.store(RunDirectory(run.path / "baselines")), self.device, name)
+
+    def estimator(self, section: RewardSection, store: RunEvaluations) -> Estimator | None:
+        """Lets estimates stand for a share of the verdicts, where that is wanted; raises ConfigError where it cannot be."""
+        if not section.screened_share:
             return None
-        return BestBaselines(self.judged(RunDirectory(run.path / "baselines")), self.device)
+        screens, settings = self.judging.screens, self.judging.rewards.settings
+        if screens is None or settings is None or not settings.timed:
+            raise ConfigError("Wanted screened rewards (reward.screened_share); these judges do not time, or elsewhere.")
+        return Estimator(store, screens, section.screened_share, section.suspicious_speedup, section.suspicious_leap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +148,7 @@ class StageResult:
 
 @contextmanager
 def stage_context(
-    section: JudgeSection, doubts: CheckerSection, *, say: Say = lambda line: None, limit_s: float | None = None
+    section: JudgeSection, doubts: CheckerSection, *, log: Log = lambda line: None, limit_s: float | None = None
 ) -> Iterator[StageContext]:
     """Start the judges that a configuration asks for.
 
@@ -201,10 +172,10 @@ def stage_context(
             reported=ConfiguredJudges(pool, confirming),
             verifiers=verifiers,
             checker=checker_of(doubts),
-            cache=section.shared,
+            shared=section.shared,
             screens=stack.enter_context(Screens(devices, settings)),
         )
-        yield StageContext(judging, deadline=Deadline(limit_s), say=say)
+        yield StageContext(judging, deadline=Deadline(limit_s), log=log)
 
 
 def checker_of(section: CheckerSection) -> HackChecker | None:
@@ -214,15 +185,12 @@ def checker_of(section: CheckerSection) -> HackChecker | None:
         ConfigError: an option of the model is wrong.
         PolicyError: the model cannot be reached.
     """
-    from kernelwright.contrastive.hacks import AdversarialChecker, HackDatabase, StructuralChecker
-    from kernelwright.models.factory import chat_model
-
     if section.kind == "none":
         return None
     known = HackDatabase.packaged(Path(section.confirmed) if section.confirmed else None)
     if section.kind == "structural":
         return StructuralChecker(known)
-    return AdversarialChecker(chat_model(section.kind, **section.options), known)
+    return AdversarialChecker(chat_model(section.kind, **section.options), known, samples=section.samples)
 
 
 _MAY_CHANGE: Any = {"steps": True, "rounds": True, "seconds": True, "augmentation": {"seconds"}}

@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
-from kernelwright.contrastive.optimiser import Spelled
 from kernelwright.contrastive.prompts import Prompt
-from kernelwright.contrastive.scoring import Attempt
+from kernelwright.contrastive.samples import Sample, TokenizedSample, read_drawn, write_drawn
 from kernelwright.contrastive.settings import SamplingSection
-from kernelwright.files import replace_file
-from kernelwright.models.chat import ChatModel
-from kernelwright.models.local import LocalModel, LocalSettings
-from kernelwright.models.pretrained import stop_ids
+from kernelwright.models.chat import ChatModel, Completion
 from kernelwright.records import Task
 
+Asked = Sequence[tuple[Task, Prompt]]
+"""Tasks and the prompts to answer for them."""
 
-def draw(
-    model: ChatModel, prompts: Sequence[tuple[Task, Prompt]], count: int, section: SamplingSection, *, step: int, seed: int
-) -> list[Attempt]:
+
+def draw_once(
+    path: Path, model: ChatModel, asked: Asked, count: int, section: SamplingSection, *, step: int, seed: int
+) -> list[Sample]:
+    """`count` answers to each prompt, kept at `path`; drawn and kept first when there are none yet."""
+    if not path.exists():
+        write_drawn(path, draw(model, asked, count, section, step=step, seed=seed))
+    return read_drawn(path)
+
+
+def draw(model: ChatModel, asked: Asked, count: int, section: SamplingSection, *, step: int, seed: int) -> list[Sample]:
     """Answer each prompt `count` times."""
-    attempts: list[Attempt] = []
+    samples: list[Sample] = []
     at_once = max(1, section.batch // count)
-    for start in range(0, len(prompts), at_once):
-        part = prompts[start : start + at_once]
+    for start in range(0, len(asked), at_once):
+        part = asked[start : start + at_once]
         sampling = section.of(seed * 1_000_003 + step * 1_009 + start)
         answers = model.sample([prompt.messages for _, prompt in part], count=count, sampling=sampling)
-        attempts += [
-            Attempt(task=task, prompt=prompt, completion=completion, step=step, sample=number)
+        samples += [
+            Sample(task=task, prompt=prompt, completion=completion, step=step, sample=number)
             for (task, prompt), completions in zip(part, answers, strict=True)
             for number, completion in enumerate(completions)
         ]
     free_memory()
-    return attempts
+    return samples
 
 
 def free_memory() -> None:
@@ -47,21 +52,14 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def drawn(path: Path, sample: Callable[[], list[Attempt]]) -> list[Attempt]:
-    """The answers kept at `path`; drawn and kept first when there are none yet."""
-    known: TypeAdapter[list[Attempt]] = TypeAdapter(list[Attempt])
-    if path.exists():
-        return known.validate_json(path.read_bytes())
-    attempts = sample()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, known.dump_json(attempts))
-    return attempts
-
-
 class TokenSampler:
     """Samples groups of answers by the weights as they are at each call; an answer includes the token that ended it."""
 
     def __init__(self, model: Any, tokenizer: Any, section: SamplingSection, seed: int) -> None:
+        # Imported only now: judging teachers' answers needs no transformers.
+        from kernelwright.models.local import LocalModel, LocalSettings
+        from kernelwright.models.pretrained import stop_ids
+
         settings = LocalSettings(batch_size=section.batch)
         self.ends = frozenset(stop_ids(model, tokenizer))
         self._local = LocalModel(model, tokenizer, settings=settings)
@@ -70,16 +68,29 @@ class TokenSampler:
         self._section = section
         self._seed = seed
 
-    def sample(self, prompts: Sequence[Prompt], count: int, step: int) -> list[Spelled]:
+    def sample(self, asked: Asked, count: int, step: int) -> list[Sample]:
         """Answer each prompt `count` times; answers to one prompt follow each other."""
-        asked = [self._local.prompt_ids(prompt.messages) for prompt in prompts]
+        prompts = [self._local.prompt_ids(prompt.messages) for _, prompt in asked]
         seed = self._seed * 1_000_003 + step
         if self._section.backend == "local":
-            answers = self._sampled(asked, count, seed)
+            answers = self._sampled(prompts, count, seed)
         else:
-            answers = self._generated([ids for ids in asked for _ in range(count)], seed)
+            answers = self._generated([ids for ids in prompts for _ in range(count)], seed)
         free_memory()
-        return [Spelled(asked[number // count], answer) for number, answer in enumerate(answers)]
+        samples = []
+        for number, answer in enumerate(answers):
+            task, prompt = asked[number // count]
+            completion = Completion(
+                text=self._tokenizer.decode(answer, skip_special_tokens=True),
+                prompt_tokens=0,
+                completion_tokens=len(answer),
+                finish_reason="stop" if answer[-1] in self.ends else "length",
+            )
+            tokens = TokenizedSample(prompts[number // count], answer)
+            samples.append(
+                Sample(task=task, prompt=prompt, completion=completion, step=step, sample=number % count, tokens=tokens)
+            )
+        return samples
 
     def _sampled(self, asked: Sequence[list[int]], count: int, seed: int) -> list[list[int]]:
         # A prompt that leaves no room has no answer; a lone end token stands for it and earns the floor.

@@ -6,11 +6,13 @@ What a run directory holds is not judged again, nor what another run on this mac
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelwright.contrastive.samples import Key
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.execution.evaluator import Evaluator
 from kernelwright.execution.local import Job
@@ -20,15 +22,38 @@ from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, sha2
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites.baselines import baseline_source
 
-Say = Callable[[str], None]
-"""Told one line about progress."""
+Log = Callable[[str], None]
+"""Takes one line about progress."""
 
 FAULTS_TOLERATED = 0.5
 """A batch of which more than this share could not be judged for the machine's fault ends the run. Our choice."""
 
 
-Key = tuple[str, str]
-"""A candidate of a task: the task's hash and the candidate's."""
+class Deadline:
+    """The time by which a stage saves what it has and returns unfinished: seconds from now; None sets no limit."""
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._end_s = None if limit_s is None else time.monotonic() + limit_s
+
+    def passed(self) -> bool:
+        """True when the time is up."""
+        return self.comes_within(0.0)
+
+    def comes_within(self, seconds: float) -> bool:
+        """True when work that takes so long would end after the deadline."""
+        return self._end_s is not None and time.monotonic() + seconds >= self._end_s
+
+
+class EarlierDeadline(Deadline):
+    """The earlier of two deadlines."""
+
+    def __init__(self, one: Deadline, other: Deadline) -> None:
+        super().__init__()
+        self._both = one, other
+
+    def comes_within(self, seconds: float) -> bool:
+        """True when work that takes so long would end after one of them."""
+        return any(deadline.comes_within(seconds) for deadline in self._both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,99 +69,108 @@ class Proposal:
         return self.task.sha256, self.candidate.sha256
 
 
-class JudgedRun:
-    """Evaluations of a run directory, and a way to get more of them.
+class RunEvaluations:
+    """Everything that was measured of a run's candidates, and a way to get more of it.
 
     Every evaluation is on disk before `judge` goes on, so a killed run finds them again; the same candidate of the same task
     is never judged twice, whoever proposes it.
 
-    `say` is told about candidates that could not be judged. Settings of None are left to the judges. What the cache has of
-    other runs on this machine is not judged again.
+    `log` takes lines about candidates that could not be judged. Settings of None are left to the judges. What the shared
+    evaluations have of other runs on this machine is not judged again.
     """
 
     def __init__(
         self,
         run: RunDirectory,
         judges: Evaluator,
-        say: Say = lambda line: None,
+        log: Log = lambda line: None,
         *,
         settings: Settings | None = None,
-        cache: EvaluationCache | None = None,
+        shared: SharedEvaluations | None = None,
     ) -> None:
         self.run = run
         self._judges = judges
-        self._say = say
+        self._log = log
         self._settings = settings
-        self._cache = cache
-        self._known: dict[Key, Evaluation] = {}
+        self._shared = shared
+        self._first: dict[Key, Evaluation] = {}
         self.confirmed: dict[Key, Evaluation] = {}
         """Re-measurements by task and candidate."""
+        self.estimates: dict[Key, Screened] = {(one.task_sha256, one.candidate_sha256): one for one in run.screened()}
+        """Screening's estimates by task and candidate."""
         for evaluation in run.evaluations():
             self._note(evaluation)
 
     def _note(self, evaluation: Evaluation) -> None:
         key = (evaluation.task_sha256, evaluation.candidate_sha256)
-        (self.confirmed if evaluation.confirms else self._known)[key] = evaluation
-
-    def history(self, task: Task) -> tuple[Evaluation, ...]:
-        """First measurements of a task's candidates, oldest first."""
-        return tuple(found for (task_sha256, _), found in self._known.items() if task_sha256 == task.sha256)
+        (self.confirmed if evaluation.confirms else self._first)[key] = evaluation
 
     def evaluations(self) -> Iterator[Evaluation]:
         """First measurements of all candidates, oldest first."""
-        yield from self._known.values()
+        yield from self._first.values()
 
-    def known(self, proposal: Proposal) -> Evaluation | None:
+    def history(self, task: Task) -> tuple[Evaluation, ...]:
+        """First measurements of a task's candidates, oldest first."""
+        return tuple(found for (task_sha256, _), found in self._first.items() if task_sha256 == task.sha256)
+
+    def best(self, task: Task) -> float | None:
+        """The highest speedup of a task's first measurements so far."""
+        speedups = [found.speedup for found in self.history(task) if found.accepted and found.speedup is not None]
+        return max(speedups, default=None)
+
+    def first(self, key: Key) -> Evaluation | None:
         """The first measurement of a candidate, if it has been judged."""
-        return self._known.get(proposal.key)
+        return self._first.get(key)
 
-    def of(self, key: Key) -> Evaluation | None:
-        """The same by hashes."""
-        return self._known.get(key)
-
-    def keep(self, evaluation: Evaluation) -> None:
+    def add(self, evaluation: Evaluation) -> None:
         """Write an evaluation that was made elsewhere, such as a re-measurement."""
         self.run.append(evaluation)
         self._note(evaluation)
 
-    def judge(self, proposals: Iterable[Proposal], stop: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
-        """Evaluations of proposals by key, known and new; those that `stop` or a fault left out are missing.
+    def add_estimate(self, estimate: Screened) -> None:
+        """Write screening's estimate of a candidate."""
+        self.run.append(estimate)
+        self.estimates[estimate.task_sha256, estimate.candidate_sha256] = estimate
+
+    def judge(self, proposals: Iterable[Proposal], deadline: Deadline | None = None) -> dict[Key, Evaluation]:
+        """Evaluations of proposals by key, known and new; those that the deadline or a fault left out are missing.
 
         Proposals are taken one by one, as judges become free, so that making them costs no time in which nobody judges.
-        `stop` is asked before each new one; True leaves it and all that follow.
 
         Raises:
             InfrastructureError: most of a batch could not be judged.
         """
         asked: list[Key] = []
         fresh: set[Key] = set()
-
-        def jobs() -> Iterator[Job]:
-            for proposal in proposals:
-                asked.append(proposal.key)
-                if proposal.key not in self._known and proposal.key not in fresh:
-                    fresh.add(proposal.key)
-                    elsewhere = self._cache.find(proposal.task, proposal.candidate) if self._cache else None
-                    if elsewhere is None:
-                        yield Job(proposal.task, proposal.candidate, self._settings)
-                    else:
-                        self.keep(elsewhere)
-
         faults: list[KernelwrightError] = []
-        for job, outcome in self._judges.evaluate(jobs(), stop):
+        jobs = self._jobs(proposals, asked, fresh)
+        for job, outcome in self._judges.evaluate(jobs, None if deadline is None else deadline.passed):
             if isinstance(outcome, KernelwrightError):
                 faults.append(outcome)
-                self._say(f"not judged: a candidate of {job.task.id}: {outcome}")
+                self._log(f"not judged: a candidate of {job.task.id}: {outcome}")
             else:
-                self.keep(outcome)
-                if self._cache is not None:
-                    self._cache.add(outcome)
+                self.add(outcome)
+                if self._shared is not None:
+                    self._shared.add(outcome)
         if len(faults) > FAULTS_TOLERATED * len(fresh):
             raise InfrastructureError(
                 f"Wanted {len(fresh)} candidates judged; {len(faults)} of them could not be, the last because: {faults[-1]} "
                 "Everything judged so far is kept; run again to go on."
             ) from faults[-1]
-        return {key: self._known[key] for key in asked if key in self._known}
+        return {key: self._first[key] for key in asked if key in self._first}
+
+    def _jobs(self, proposals: Iterable[Proposal], asked: list[Key], fresh: set[Key]) -> Iterator[Job]:
+        """Jobs for proposals that neither this run nor the shared evaluations know; notes all keys, and the new ones."""
+        for proposal in proposals:
+            key = proposal.key
+            asked.append(key)
+            if key not in self._first and key not in fresh:
+                fresh.add(key)
+                elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared is not None else None
+                if elsewhere is None:
+                    yield Job(proposal.task, proposal.candidate, self._settings)
+                else:
+                    self.add(elsewhere)
 
 
 BUSY_TIMEOUT_S = 60.0
@@ -146,7 +180,7 @@ _TABLE = (
 )
 
 
-class EvaluationCache:
+class SharedEvaluations:
     """A file of evaluations by task, candidate and how they were made. Several processes may use it at once.
 
     A program has one speed, whoever wrote it: runs that are compared with each other see the same measurement of the same
@@ -174,8 +208,8 @@ class EvaluationCache:
         if row is None:
             return None
         # Who proposed it, and from what, differs from run to run; what was measured does not.
-        told = candidate.model_dump(include={"policy", "techniques", "passes", "parent"})
-        return Evaluation.model_validate_json(row[0]).model_copy(update=told)
+        proposer = candidate.model_dump(include={"policy", "techniques", "passes", "parent"})
+        return Evaluation.model_validate_json(row[0]).model_copy(update=proposer)
 
     def add(self, evaluation: Evaluation) -> None:
         """Keep an evaluation; the first of a candidate stays.
@@ -203,57 +237,62 @@ class EvaluationCache:
 
 GRAPH = "cudagraph-fresh"
 """The graph that keeps a drop-in's contract, as an answer must."""
+COMPILE = "compile"
+"""torch.compile with its default options."""
 EAGER = "eager"
 
 
-class BestBaselines:
-    """Speedups of best baselines over the reference.
+class TaskBaselines:
+    """Speedups over the reference of one baseline, `GRAPH` or `COMPILE`, measured once for each task.
+
+    A reward against the best of the reference and its graph pays nothing for a graph around the reference.
 
     Args:
-        judged: Measurements of graphs, in a run directory of their own.
-        device: Kind of device. On a CPU there are no graphs, and eager is the best baseline.
+        store: Measurements of baselines, in a run directory of their own.
+        device: Kind of device. On a CPU there are no graphs.
     """
 
-    def __init__(self, judged: JudgedRun, device: str) -> None:
-        self._judged, self._has_graphs = judged, device.startswith("cuda")
+    def __init__(self, store: RunEvaluations, device: str, name: str = GRAPH) -> None:
+        self._store, self._name = store, name
+        self._is_possible = name != GRAPH or device.startswith("cuda")
         self.speedups: dict[str, float] = {}
-        """By the task's hash; 1.0 where the reference itself is the best."""
+        """By the task's hash; at least 1.0, that of the reference itself."""
 
-    def measure(self, tasks: Iterable[Task], stop: Callable[[], bool] | None = None) -> bool:
-        """Measure the tasks that are not known yet; False where `stop` left some out. A graph that fails is no baseline.
+    def measure(self, tasks: Iterable[Task], deadline: Deadline | None = None) -> bool:
+        """Measure the tasks that are not known yet; False where the deadline left some out. One that fails is no baseline.
 
-        What the run directory holds of a task stands, even if a later version writes another graph: all steps of a run are
-        rewarded against the same measurement.
+        What the run directory holds of a task stands, even if a later version writes another baseline: all steps of a run
+        are rewarded against the same measurement.
         """
         unknown = [task for task in dict.fromkeys(tasks) if task.sha256 not in self.speedups]
-        if not self._has_graphs:
+        if not self._is_possible:
             self.speedups |= {task.sha256: 1.0 for task in unknown}
             return True
         for task in unknown:
-            if history := self._judged.history(task):
-                self._note(history[0])
+            for evaluation in self._store.history(task):
+                if self._name in evaluation.techniques and task.sha256 not in self.speedups:
+                    self._note(evaluation)
         wanted = [
-            Proposal(task, Candidate(source=baseline_source(task, GRAPH), policy="baseline", techniques=(GRAPH,)))
+            Proposal(task, Candidate(source=baseline_source(task, self._name), policy="baseline", techniques=(self._name,)))
             for task in unknown
             if task.sha256 not in self.speedups
         ]
-        found = self._judged.judge(wanted, stop)
-        stopped = stop is not None and stop()
-        for one in wanted:
-            evaluation = found.get(one.key)
-            if evaluation is not None:
-                self._note(evaluation)
-            elif not stopped:
-                self.speedups[one.task.sha256] = 1.0  # the machine could not measure it
-        return all(one.task.sha256 in self.speedups for one in wanted)
+        measured = self._store.judge(wanted, deadline)
+        is_late = deadline is not None and deadline.passed()
+        for proposal in wanted:
+            if proposal.key in measured:
+                self._note(measured[proposal.key])
+            elif not is_late:
+                self.speedups[proposal.task.sha256] = 1.0  # the machine could not measure it
+        return all(proposal.task.sha256 in self.speedups for proposal in wanted)
 
-    def _note(self, graph: Evaluation) -> None:
-        self.speedups[graph.task_sha256] = max(1.0, (graph.accepted and graph.speedup) or 1.0)
+    def _note(self, evaluation: Evaluation) -> None:
+        self.speedups[evaluation.task_sha256] = max(1.0, (evaluation.accepted and evaluation.speedup) or 1.0)
 
-    def of(self, task_sha256: str) -> tuple[str, float]:
-        """Name of a task's best baseline, and its speedup over the reference."""
+    def best(self, task_sha256: str) -> tuple[str, float]:
+        """Name of the faster of the reference and this baseline, and its speedup over the reference."""
         speedup = self.speedups.get(task_sha256, 1.0)
-        return (GRAPH if speedup > 1 else EAGER), speedup
+        return (self._name if speedup > 1 else EAGER), speedup
 
 
 ESTIMATE_AGREEMENT = 1.10
@@ -264,17 +303,19 @@ CUDA-L1's second measurement (section 2.4.4)."""
 class Estimator:
     """Estimates candidates of a run, and chooses those that the judge must take in spite of it.
 
+    An estimate comes from a process that the candidate ran in, and could have forged. So it is no verdict: such a candidate
+    never becomes an exemplar, and how often estimates and verdicts disagree is a metric of training.
+
     Args:
-        judged: Evaluations of the run, in whose directory estimates are kept.
+        store: Evaluations and estimates of the run.
         screens: Makes estimates.
         share: Share of candidates whose reward may be an estimate.
         above: Estimate above which the judge takes a candidate,
         leap: and multiple of the task's best speedup so far above which it does.
     """
 
-    def __init__(self, judged: JudgedRun, screens: Screens, share: float, above: float, leap: float) -> None:
-        self._judged, self._screens, self._share, self._above, self._leap = judged, screens, share, above, leap
-        self._known: dict[Key, Screened] = {(one.task_sha256, one.candidate_sha256): one for one in judged.run.screened()}
+    def __init__(self, store: RunEvaluations, screens: Screens, share: float, above: float, leap: float) -> None:
+        self._store, self._screens, self._share, self._above, self._leap = store, screens, share, above, leap
 
     def prepare(self, tasks: Iterable[Task]) -> None:
         """Start what will make estimates of these tasks' candidates."""
@@ -282,55 +323,55 @@ class Estimator:
 
     def estimate(self, proposals: Sequence[Proposal], best: Mapping[str, float | None]) -> dict[Key, Screened]:
         """Estimates that stand for a verdict; candidates that are missing must be judged."""
-        unseen = {one.key: one for one in proposals if self._judged.known(one) is None}
-        for job, found in self._screens.look(
-            Job(one.task, one.candidate) for key, one in unseen.items() if key not in self._known
+        known = self._store.estimates
+        unseen = {proposal.key: proposal for proposal in proposals if self._store.first(proposal.key) is None}
+        for _, estimate in self._screens.look(
+            Job(proposal.task, proposal.candidate) for key, proposal in unseen.items() if key not in known
         ):
-            self._judged.run.append(found)
-            self._known[job.task.sha256, job.candidate.sha256] = found
+            self._store.add_estimate(estimate)
         return {
-            key: self._known[key]
+            key: known[key]
             for key in unseen
-            if key in self._known and self._is_let_off(key) and not self._is_outlier(self._known[key], best[key[0]])
+            if key in known and self.is_let_off(key) and not self._is_outlier(known[key], best[key[0]])
         }
 
-    def _is_let_off(self, key: Key) -> bool:
-        """Whether the draw spares the judge a candidate. A run that was killed draws the same again."""
+    def is_let_off(self, key: Key) -> bool:
+        """True when the draw spares the judge a candidate. A run that was killed draws the same again."""
         return int(sha256_of("".join(key))[:8], 16) < self._share * 2**32
 
-    def _is_outlier(self, found: Screened, best: float | None) -> bool:
-        if not found.correct:
+    def _is_outlier(self, screened: Screened, best: float | None) -> bool:
+        if not screened.correct:
             return False
-        estimate = found.estimate
+        estimate = screened.estimate
         too_fast = estimate is None or estimate > self._above or estimate > self._leap * (best or 1.0)
-        return too_fast or found.is_beyond_roofline
+        return too_fast or screened.is_beyond_roofline
 
     def metrics(self, keys: Iterable[Key]) -> dict[str, float]:
         """Two shares of different candidates: `screened_share`, of those with an estimate, that the judge did not take; and
         `screen_disagreement`, of those that both looked at, on which they disagree."""
-        both = [(self._known[key], self._judged.of(key)) for key in dict.fromkeys(keys) if key in self._known]
-        checked = [(one, verdict) for one, verdict in both if verdict is not None]
+        known = self._store.estimates
+        both = [(known[key], self._store.first(key)) for key in dict.fromkeys(keys) if key in known]
+        checked = [(estimate, verdict) for estimate, verdict in both if verdict is not None]
         values = {"screened_share": 1 - len(checked) / len(both)} if both else {}
         if checked:
-            values["screen_disagreement"] = sum(disagree(one, verdict) for one, verdict in checked) / len(checked)
+            values["screen_disagreement"] = sum(disagree(*pair) for pair in checked) / len(checked)
         return values
 
 
 def disagree(estimate: Screened, verdict: Evaluation) -> bool:
-    """Whether an estimate and a verdict contradict each other: in what is right, or in how fast it is."""
+    """True when an estimate and a verdict contradict each other: in what is right, or in how fast it is."""
     if not (estimate.correct and verdict.accepted):
         return estimate.correct != verdict.accepted
     if estimate.estimate is None or verdict.speedup_low is None or verdict.speedup_high is None:
         return False
-    return not verdict.speedup_low / ESTIMATE_AGREEMENT <= estimate.estimate <= verdict.speedup_high * ESTIMATE_AGREEMENT
+    low, high = verdict.speedup_low / ESTIMATE_AGREEMENT, verdict.speedup_high * ESTIMATE_AGREEMENT
+    return not low <= estimate.estimate <= high
 
 
 SUSPICIOUS_SPEEDUP = 3.0
 """CUDA-L1, section 2.4.4: verify again above 3x ..."""
-
 SUSPICIOUS_LEAP = 2.0
 """... or above twice the best so far."""
-
 AGREEMENT = 0.10
 """CUDA-L1, section 2.4.4: two measurements agree when they are less than 10 % apart."""
 
@@ -338,44 +379,34 @@ AGREEMENT = 0.10
 def is_suspicious(
     evaluation: Evaluation, best_so_far: float | None, *, above: float = SUSPICIOUS_SPEEDUP, leap: float = SUSPICIOUS_LEAP
 ) -> bool:
-    """Whether a speedup must be measured again: above `above`, or more than `leap` times the task's best that counts."""
+    """True for a speedup that must be measured again: above `above`, or above `leap` times the task's best that counts."""
     if not evaluation.accepted or evaluation.speedup is None or evaluation.confirms:
         return False
     leapt = best_so_far is not None and evaluation.speedup > leap * best_so_far
     return evaluation.speedup > above or leapt
 
 
-@dataclass(frozen=True, slots=True)
-class Reverification:
-    """A suspicious evaluation and its independent re-measurement."""
-
-    task: Task
-    first: Evaluation
-    second: Evaluation
-    """The re-measurement; `confirms` is set."""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both were accepted and their speedups are less than 10 % apart, measured by the smaller."""
-        first, second = self.first.speedup, self.second.speedup
-        if first is None or second is None:
-            return False
-        return max(first, second) < (1 + AGREEMENT) * min(first, second)
-
-    @property
-    def settled(self) -> Evaluation:
-        """The evaluation that counts: the re-measurement where they agree, otherwise the worse of the two.
-
-        The paper says only what is accepted; that a disagreement leaves the worse of the two is our choice.
-        """
-        # A rejected evaluation has no speedup, and is the worse one.
-        return self.second if self.agrees else min(self.second, self.first, key=lambda found: found.speedup or 0.0)
+def agree(first: Evaluation, second: Evaluation) -> bool:
+    """True when both were accepted and their speedups are less than 10 % apart, measured by the smaller."""
+    if first.speedup is None or second.speedup is None:
+        return False
+    return max(first.speedup, second.speedup) < (1 + AGREEMENT) * min(first.speedup, second.speedup)
 
 
-def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Reverification]:
+def settled(first: Evaluation, second: Evaluation) -> Evaluation:
+    """The evaluation that counts: the re-measurement where they agree, otherwise the worse of the two.
+
+    The paper says only what is accepted; that a disagreement leaves the worse of the two is our choice.
+    """
+    # A rejected evaluation has no speedup, and is the worse one.
+    return second if agree(first, second) else min(second, first, key=lambda found: found.speedup or 0.0)
+
+
+def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Evaluation]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
-    `judges` holds a pool for each device by its name; those of one kind take turns.
+    `judges` holds a pool for each device by its name; those of one kind take turns. Returns the re-measurements in the order
+    of the cases; `confirms` is set.
 
     Raises:
         KernelwrightError: a judge failed.
@@ -385,16 +416,16 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Eval
     for job, (_, evaluation) in zip(jobs, cases, strict=True):
         kind = evaluation.device.partition(":")[0]
         same = [device for device in judges if device.partition(":")[0] == kind]
-        others = [device for device in same if device != evaluation.device] or same
-        if not others:
+        elsewhere = [device for device in same if device != evaluation.device] or same
+        if not elsewhere:
             raise InfrastructureError(
                 f"Wanted a judge of the kind of {evaluation.device}; there are judges for {', '.join(judges) or 'nothing'}."
             )
-        queues[min(others, key=lambda device: len(queues[device]))].append(job)
-    found: dict[int, Evaluation] = {}
+        queues[min(elsewhere, key=lambda device: len(queues[device]))].append(job)
+    seconds: dict[int, Evaluation] = {}
     for device, queue in queues.items():
         for job, outcome in judges[device].evaluate(queue):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
-            found[id(job)] = outcome.model_copy(update={"confirms": True})
-    return [Reverification(task, first, found[id(job)]) for job, (task, first) in zip(jobs, cases, strict=True)]
+            seconds[id(job)] = outcome.model_copy(update={"confirms": True})
+    return [seconds[id(job)] for job in jobs]

@@ -84,16 +84,6 @@ class Exemplar:
         return self.score
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Sizes of a database."""
-
-    tasks: int
-    candidates: int
-    accepted: int
-    improvements: int
-
-
 class ExemplarDatabase:
     """Judged candidates in an SQLite file that several processes and threads may read and write at once.
 
@@ -173,22 +163,6 @@ class ExemplarDatabase:
     def best(self, task_sha256: str, *, device: str) -> Exemplar | None:
         """The accepted candidate with the highest score; None when there is none."""
         return next(iter(self.exemplars(task_sha256, device=device)), None)
-
-    def everything(self, task_sha256: str, *, device: str) -> list[Exemplar]:
-        """All candidates of a task, rejected ones included, oldest first."""
-        return self._select(
-            "task_sha256 = ? AND device = ? ORDER BY started, candidate_sha256", (task_sha256, _kind(device))
-        )
-
-    def counts(self, task_sha256: str | None = None) -> Counts:
-        """The sizes of one task's part or of all."""
-        with self._connection() as connection:
-            row = connection.execute(
-                "SELECT COUNT(DISTINCT task_sha256), COUNT(*), COALESCE(SUM(verdict = 'accepted'), 0), "
-                "COALESCE(SUM(improvement), 0) FROM candidates WHERE :task IS NULL OR task_sha256 = :task",
-                {"task": task_sha256},
-            ).fetchone()
-        return Counts(*row)
 
     def _select(self, condition: str, values: tuple[str, ...]) -> list[Exemplar]:
         if not self.path.exists():

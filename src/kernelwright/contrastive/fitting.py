@@ -6,7 +6,7 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.contrastive.context import StageContext
-from kernelwright.contrastive.optimiser import Optimiser, Spelled, token_scores
+from kernelwright.contrastive.metrics import MetricsLog
+from kernelwright.contrastive.optimiser import Optimiser, token_scores
 from kernelwright.contrastive.prompts import AnswerForm, Prompt, answer_code
+from kernelwright.contrastive.samples import TokenizedSample
 from kernelwright.contrastive.settings import FittingSection
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.files import replace_file
@@ -37,21 +39,21 @@ def fit(
     seed: int,
     context: StageContext,
     save_steps: int | None = None,
-    on_log: Callable[[int, dict[str, float]], None] = lambda step, values: None,
+    metrics: MetricsLog | None = None,
 ) -> bool:
     """Train a model on examples, the loss on answers only.
 
     Of a model with a LoRA adapter only the adapter learns. Examples longer than `max_length` tokens are left out. A
-    checkpoint in `out` is taken up; `save_steps` of None saves none. Returns whether it came to the end; otherwise the time
-    was up and a checkpoint holds what was learnt so far.
+    checkpoint in `out` is taken up; `save_steps` of None saves none. `metrics` takes those of each step. Returns True at the
+    end; otherwise the time was up and a checkpoint holds what was learnt so far.
 
     Raises:
         ConfigError: no example is short enough.
         InfrastructureError: gradients are no longer finite.
     """
-    rows = _short_enough([_spelled(tokenizer, example) for example in examples], settings.max_length, context)
+    rows = _short_enough([_tokenized(tokenizer, example) for example in examples], settings.max_length, context)
     total = math.ceil(settings.epochs * math.ceil(len(rows) / settings.batch_size))
-    optimiser = Optimiser(model, settings, total, context.say)
+    optimiser = Optimiser(model, settings, total, context.log)
     checkpoints = out / "checkpoints"
     tokens = optimiser.resume(checkpoints, out / "final").get("tokens", 0)
     prepare_for_training(model, settings.gradient_checkpointing)
@@ -60,7 +62,9 @@ def fit(
             continue
         values = _update(model, optimiser, batch, settings.micro_batch)
         tokens += sum(len(row.prompt) + len(row.answer) for row in batch)
-        on_log(optimiser.done, values | {"num_tokens": float(tokens), "epoch": optimiser.done * settings.epochs / total})
+        values |= {"num_tokens": float(tokens), "epoch": optimiser.done * settings.epochs / total}
+        if metrics is not None:
+            metrics.write(optimiser.done, {f"sft/{name}": value for name, value in values.items()})
         late = context.deadline.passed()
         if save_steps is not None and (late or optimiser.done % save_steps == 0):
             optimiser.save(checkpoints, CHECKPOINTS_KEPT, tokens=tokens)
@@ -70,7 +74,7 @@ def fit(
     return True
 
 
-def _spelled(tokenizer: Any, example: Example) -> Spelled:
+def _tokenized(tokenizer: Any, example: Example) -> TokenizedSample:
     """The answer is what the chat template puts after the prompt, with the token that ends a turn."""
     turns = [{"role": message.role, "content": message.content} for message in example.prompt]
     asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -78,13 +82,13 @@ def _spelled(tokenizer: Any, example: Example) -> Spelled:
     prompt, both = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (asked, whole))
     # The prompt's last token and the answer's first may be one token of the whole.
     shared = len(os.path.commonprefix([prompt, both]))
-    return Spelled(both[:shared], both[shared:])
+    return TokenizedSample(both[:shared], both[shared:])
 
 
-def _short_enough(rows: Sequence[Spelled], limit: int, context: StageContext) -> list[Spelled]:
+def _short_enough(rows: Sequence[TokenizedSample], limit: int, context: StageContext) -> list[TokenizedSample]:
     short = [row for row in rows if len(row.prompt) + len(row.answer) <= limit]
     if len(short) < len(rows):
-        context.say(f"{len(rows) - len(short)} of {len(rows)} examples are longer than {limit} tokens; left out")
+        context.log(f"{len(rows) - len(short)} of {len(rows)} examples are longer than {limit} tokens; left out")
     if not short:
         raise ConfigError(
             f"Wanted examples of at most {limit} tokens; found none among {len(rows)}. Raise optimiser.max_length."
@@ -92,7 +96,7 @@ def _short_enough(rows: Sequence[Spelled], limit: int, context: StageContext) ->
     return short
 
 
-def _batches(rows: Sequence[Spelled], size: int, total: int, seed: int) -> Iterator[list[Spelled]]:
+def _batches(rows: Sequence[TokenizedSample], size: int, total: int, seed: int) -> Iterator[list[TokenizedSample]]:
     """`total` batches; every example once in each pass, in another order each time."""
     made = 0
     for turn in range(total):
@@ -105,7 +109,7 @@ def _batches(rows: Sequence[Spelled], size: int, total: int, seed: int) -> Itera
             yield shuffled[start : start + size]
 
 
-def _update(model: Any, optimiser: Optimiser, batch: Sequence[Spelled], micro_batch: int) -> dict[str, float]:
+def _update(model: Any, optimiser: Optimiser, batch: Sequence[TokenizedSample], micro_batch: int) -> dict[str, float]:
     """One gradient step: the mean over all tokens of the batch's answers."""
     tokens = sum(len(row.answer) for row in batch)
     sums = np.zeros(3)

@@ -11,6 +11,7 @@ held (docs/training.md). `AcceptedLines` leaves lines of accepted answers out of
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +21,26 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from kernelwright.contrastive.optimiser import Optimiser, Spelled, TokenScores, token_scores, weights_swapped
-from kernelwright.contrastive.samples import Rollout
+from kernelwright.contrastive.optimiser import Optimiser, TokenScores, token_scores, weights_swapped
+from kernelwright.contrastive.samples import Rollout, Sample, TokenizedSample
 from kernelwright.contrastive.settings import GrpoSection
 from kernelwright.records import Verdict
 
 LEAST_DEVIATION = 1e-4
 """Added to the deviation that advantages are divided by; TRL's value."""
+
+
+def set_advantages(samples: Sequence[Sample], settings: GrpoSection) -> None:
+    """Set the advantages of samples whose groups follow each other, the same for all tokens of an answer."""
+    advantages = group_advantages(rewards_of(samples), settings.group_size, settings.scale_rewards)
+    for sample, advantage in zip(samples, advantages.tolist(), strict=True):
+        sample.advantage = advantage
+        sample.token_advantages = [advantage] * len(sample.tokenized.answer)
+
+
+def rewards_of(samples: Sequence[Sample]) -> torch.Tensor:
+    """Rewards of samples; NaN for what could not be judged."""
+    return torch.tensor([math.nan if sample.reward is None else sample.reward for sample in samples])
 
 
 def group_advantages(rewards: torch.Tensor, size: int, scale: Literal["group", "batch", "none"]) -> torch.Tensor:
@@ -86,7 +100,7 @@ def grpo_loss(
 class MicroBatch:
     """Answers that are on the device at once; tensors have the shape (answers, tokens) unless they say otherwise."""
 
-    answers: Sequence[Spelled]
+    answers: Sequence[TokenizedSample]
     advantages: torch.Tensor
     counted: torch.Tensor
     """1 for answers that have a part in the loss, shape (answers,)."""
@@ -97,7 +111,7 @@ class MicroBatch:
 
 
 class PolicyGradient:
-    """Updates a model from batches of answers; the model as it is now is the reference of the KL.
+    """Updates a model from batches of samples; the model as it is now is the reference of the KL.
 
     `micro_batch` answers are on the device at once; the seed is that of the order in which answers are learnt.
     """
@@ -113,41 +127,39 @@ class PolicyGradient:
         self._seed = seed
         self._reference = [weight.detach().clone() for weight in optimiser.weights] if settings.beta else None
 
-    def learn(
-        self, answers: Sequence[Spelled], advantages: Sequence[torch.Tensor], counted: Sequence[bool]
-    ) -> Iterator[dict[str, float]]:
-        """Make all updates of one batch of answers sampled from the model as it is now; yields the metrics of each.
-
-        Answers that are not `counted` have no part in the loss.
-        """
+    def learn(self, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
+        """Make all updates of one batch sampled from the model as it is now; yields the metrics of each."""
         self._model.train()
-        order = list(range(len(answers)))
+        order = list(range(len(samples)))
         random.Random(self._seed * 1_000_003 + self._optimiser.done).shuffle(order)
         minibatches = []
         for part in np.array_split(order, self._settings.minibatches):
-            starts = range(0, len(part), self._micro_batch)
-            chosen = [part[start : start + self._micro_batch].tolist() for start in starts]
-            minibatches.append([self._prepared(rows, answers, advantages, counted) for rows in chosen])
+            rows = [samples[row] for row in part]
+            starts = range(0, len(rows), self._micro_batch)
+            minibatches.append([self._prepared(rows[start : start + self._micro_batch]) for start in starts])
         for _ in range(self._settings.iterations):
             for minibatch in minibatches:
                 yield self._update(minibatch)
 
-    def _prepared(
-        self, rows: list[int], answers: Sequence[Spelled], advantages: Sequence[torch.Tensor], counted: Sequence[bool]
-    ) -> MicroBatch:
-        """Answers that are on the device together, with what the sampling and the reference model say of them."""
-        chosen = [answers[row] for row in rows]
+    def _prepared(self, samples: Sequence[Sample]) -> MicroBatch:
+        """Samples that are on the device together, with what the sampling and the reference model say of them."""
+        answers = [sample.tokenized for sample in samples]
         old = reference = None
         with torch.no_grad():
             if self._settings.iterations * self._settings.minibatches > 1:
-                old = token_scores(self._model, chosen, self._temperature).logps
+                old = token_scores(self._model, answers, self._temperature).logps
             if self._reference is not None:
                 with weights_swapped(self._optimiser.weights, self._reference):
-                    reference = token_scores(self._model, chosen, self._temperature).logps
-        spread = torch.nn.utils.rnn.pad_sequence([advantages[row] for row in rows], batch_first=True)
-        device = self._model.device
-        kept = torch.tensor([float(counted[row]) for row in rows], device=device)
-        return MicroBatch(chosen, spread.to(device), kept, old, reference)
+                    reference = token_scores(self._model, answers, self._temperature).logps
+        advantages = [torch.tensor(sample.token_advantages) for sample in samples]
+        counted = [float(sample.has_ended or not self._settings.mask_truncated) for sample in samples]
+        return MicroBatch(
+            answers,
+            torch.nn.utils.rnn.pad_sequence(advantages, batch_first=True).to(self._model.device),
+            torch.tensor(counted, device=self._model.device),
+            old,
+            reference,
+        )
 
     def _update(self, minibatch: Sequence[MicroBatch]) -> dict[str, float]:
         """One gradient step: the mean loss over the answers of a minibatch."""
@@ -157,10 +169,32 @@ class PolicyGradient:
             scores = token_scores(self._model, batch.answers, self._temperature)
             old = scores.logps.detach() if batch.old is None else batch.old
             mask = scores.mask * batch.counted[:, None]
-            losses, found = grpo_loss(scores, old, batch.reference, batch.advantages, mask, self._settings)
+            losses, values = grpo_loss(scores, old, batch.reference, batch.advantages, mask, self._settings)
             torch.autograd.backward(losses.sum() / size)
-            metrics.append(found | {"loss": losses.detach().mean().item()})
-        return {name: float(np.mean([found[name] for found in metrics])) for name in metrics[0]} | self._optimiser.step()
+            metrics.append(values | {"loss": losses.detach().mean().item()})
+        means = {name: float(np.mean([values[name] for values in metrics])) for name in metrics[0]}
+        return means | self._optimiser.step()
+
+
+def batch_metrics(samples: Sequence[Sample], group_size: int) -> dict[str, float]:
+    """Metrics of a batch: lengths of the answers in tokens, and their rewards after smoothing."""
+    lengths = np.array([len(sample.tokenized.answer) for sample in samples], dtype=float)
+    ended = np.array([sample.has_ended for sample in samples])
+    whole = lengths[ended] if ended.any() else np.zeros(1)
+    values = {"completions/clipped_ratio": 1 - int(ended.sum()) / len(ended)}
+    for name, counted in (("", lengths), ("terminated_", whole)):
+        values |= {f"completions/{kind}_{name}length": float(getattr(np, kind)(counted)) for kind in ("mean", "min", "max")}
+    rewards = rewards_of(samples)
+    known = rewards[~rewards.isnan()]
+    mean, spread = float(known.mean()), float(known.std())
+    flat = deviation(rewards.view(-1, group_size)).isclose(torch.zeros(1)).float().mean()
+    return values | {
+        "reward": mean,
+        "reward_std": spread,
+        "rewards/judge/mean": mean,
+        "rewards/judge/std": spread,
+        "frac_reward_zero_std": float(flat),
+    }
 
 
 SHARED_BY = 3
@@ -199,25 +233,23 @@ class AcceptedLines:
         known = [self.holds(task, line) for line in lines]
         return [not known[number] for number in _line_numbers(tokens)]
 
-    def token_advantages(
-        self, rollouts: Sequence[Rollout], tokens: Sequence[Sequence[str]], advantages: torch.Tensor
-    ) -> tuple[list[torch.Tensor], float]:
-        """Learn from a batch, and spread its answers' advantages over tokens.
+    def spare(self, samples: Sequence[Sample], tokenizer: Any) -> float:
+        """Learn from a batch, and set the advantages of tokens to 0 where a failed answer shares the line.
 
-        `tokens` are the texts of each answer's tokens, empty for one that ends it. Returns the advantages of each token, 0
-        where a failed answer shares the line, and the share of failed answers' tokens that are spared in this way.
+        Returns the share of failed answers' tokens that are spared in this way; the token that ends an answer has no text
+        and does not count.
         """
+        rollouts = [sample.rollout for sample in samples if sample.rollout is not None]
         self.learn_from(rollouts)
-        spread = []
         failed = spared = 0
-        for rollout, texts, advantage in zip(rollouts, tokens, advantages.tolist(), strict=True):
-            pushed = [True] * len(texts)
-            if rollout.verdict is not Verdict.ACCEPTED and advantage < 0:
+        for sample, rollout in zip(samples, rollouts, strict=True):
+            if rollout.verdict is not Verdict.ACCEPTED and sample.advantage < 0:
+                texts = [tokenizer.decode([token], skip_special_tokens=True) for token in sample.tokenized.answer]
                 pushed = self.penalised(rollout.task_sha256, texts)
                 failed += sum(map(bool, texts))
                 spared += sum(bool(text) and not down for text, down in zip(texts, pushed, strict=True))
-            spread.append(torch.tensor([advantage if push else 0.0 for push in pushed]))
-        return spread, spared / failed if failed else 0.0
+                sample.token_advantages = [sample.advantage if push else 0.0 for push in pushed]
+        return spared / failed if failed else 0.0
 
 
 def _line_numbers(tokens: Sequence[str]) -> Iterator[int]:

@@ -18,17 +18,16 @@ from pydantic import BaseModel, ConfigDict
 
 from kernelwright.contrastive.answers import parse_completion, rewrites_in
 from kernelwright.contrastive.context import StageContext
-from kernelwright.contrastive.drawing import draw, drawn
-from kernelwright.contrastive.evaluations import EAGER, BestBaselines, JudgedRun, Proposal
+from kernelwright.contrastive.drawing import draw_once
+from kernelwright.contrastive.evaluations import EAGER, Proposal, TaskBaselines
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.metrics import CHEATING
 from kernelwright.contrastive.prompts import prompt_maker
-from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.scoring import Scored, Scorer
-from kernelwright.contrastive.settings import HeldOutConfig, PromptSection
+from kernelwright.contrastive.samples import Origin, RolloutLog, Sample
+from kernelwright.contrastive.scoring import Scorer
+from kernelwright.contrastive.settings import HeldOutConfig, PromptSection, RewardSection
 from kernelwright.models.chat import ChatModel
 from kernelwright.records import Evaluation, RunDirectory, Task, Verdict
-from kernelwright.records.rewards import reward_named
 
 BOOTSTRAP_DRAWS = 10_000
 
@@ -149,47 +148,30 @@ def evaluate_held_out(
     kept = read_result(run, name)
     if kept is not None:
         return kept
-    judged = context.judged(run)
-    baselines = context.baselines(run, config.baseline)
-    if baselines is not None and not baselines.measure(tasks, context.deadline.passed):
-        return None
-    ratios = baselines.speedups if baselines is not None else {}
     place.mkdir(parents=True, exist_ok=True)
-    database = ExemplarDatabase(place / "exemplars.sqlite")
-    scorer = Scorer(
-        judged,
-        reward_named("speedup", baselines=ratios),
-        form=prompt.answer,
-        stage="held-out",
-        model=chat.name,
-        sampling=config.sampling.of(config.seed),
-        database=database,
-        baselines=baselines,
-    )
+    exemplars = ExemplarDatabase(place / "exemplars.sqlite")
+    origin = Origin(stage="held-out", model=chat.name, sampling=config.sampling.of(config.seed), form=prompt.answer)
+    reward = RewardSection(baseline=config.baseline, smoothing=False, reverify=False)
+    scorer = Scorer(context, run, origin, reward, exemplars)
+    if not scorer.measure_baselines(tasks):
+        return None
     prompts = prompt_maker(
-        prompt, config.exemplars, device=context.device, database=database, seed=config.seed, baselines=ratios
+        prompt, config.exemplars, device=context.device, database=exemplars, seed=config.seed, baselines=scorer.ratios
     )
-    scored: list[Scored] = []
+    samples: list[Sample] = []
     for number in range(config.rounds):
         if context.deadline.passed():
             return None
-        attempts = drawn(
-            place / f"attempts-{number}.json",
-            lambda number=number: draw(  # type: ignore[misc]
-                chat,
-                [(task, prompts.prompt(task, number)) for task in tasks],
-                config.samples // config.rounds,
-                config.sampling,
-                step=number,
-                seed=config.seed,
-            ),
-        )
-        scored += scorer.score(attempts)
-    verified = _verify(scored, tasks, judged, ratios, config, context)
+        asked = [(task, prompts.prompt(task, number)) for task in tasks]
+        path, count = place / f"attempts-{number}.json", config.samples // config.rounds
+        drawn = draw_once(path, chat, asked, count, config.sampling, step=number, seed=config.seed)
+        scorer.score(drawn)
+        samples += drawn
+    verified = _verify(samples, tasks, scorer, config, context)
     if verified is None:
         return None
-    found = (_result(task, scored, verified.get(task.sha256), baselines) for task in tasks)
-    result = HeldOutResult(model=name, tasks=tuple(found))
+    results = (_result(task, samples, verified.get(task.sha256), scorer.baselines) for task in tasks)
+    result = HeldOutResult(model=name, tasks=tuple(results))
     RunDirectory(run.path / "results").write_json(f"{name}.json", result.model_dump(mode="json"))
     return result
 
@@ -201,12 +183,7 @@ def read_result(run: RunDirectory, name: str) -> HeldOutResult | None:
 
 
 def _verify(
-    scored: Sequence[Scored],
-    tasks: Sequence[Task],
-    judged: JudgedRun,
-    baselines: Mapping[str, float],
-    config: HeldOutConfig,
-    context: StageContext,
+    samples: Sequence[Sample], tasks: Sequence[Task], scorer: Scorer, config: HeldOutConfig, context: StageContext
 ) -> dict[str, Evaluation] | None:
     """For each task's hash the accepted re-measurement of its best candidate; None when the time was up.
 
@@ -216,53 +193,49 @@ def _verify(
     ranked: dict[str, list[Evaluation]] = {}
     for task in tasks:
         distinct = {
-            item.evaluation.candidate_sha256: item.evaluation
-            for item in scored
-            if item.attempt.task.sha256 == task.sha256
-            and item.evaluation is not None
-            and item.evaluation.accepted
-            and (item.evaluation.speedup or 0.0) / baselines.get(task.sha256, 1.0) >= config.confirm_above
+            sample.evaluation.candidate_sha256: sample.evaluation
+            for sample in samples
+            if sample.task.sha256 == task.sha256
+            and sample.evaluation is not None
+            and sample.evaluation.accepted
+            and (sample.evaluation.speedup or 0.0) / scorer.ratios.get(task.sha256, 1.0) >= config.confirm_above
         }
         ranked[task.sha256] = sorted(distinct.values(), key=lambda found: found.speedup_low or 0.0, reverse=True)
     if not config.confirm:
-        return {task: found[0] for task, found in ranked.items() if found}
+        return {task: accepted[0] for task, accepted in ranked.items() if accepted}
     by_hash = {task.sha256: task for task in tasks}
     verified: dict[str, Evaluation] = {}
-    again = context.confirming(RunDirectory(judged.run.path / "confirmations"))
+    again = context.confirming(RunDirectory(scorer.store.run.path / "confirmations"))
     for turn in range(config.confirm_tries):
         wanted = {
             task_sha256: Proposal(by_hash[task_sha256], accepted[turn].candidate())
             for task_sha256, accepted in ranked.items()
             if task_sha256 not in verified and len(accepted) > turn
         }
-        found = again.judge(list(wanted.values()), stop=context.deadline.passed)
-        if context.deadline.passed() and len(found) < len(wanted):
+        measured = again.judge(list(wanted.values()), context.deadline)
+        if context.deadline.passed() and len(measured) < len(wanted):
             return None
         for task_sha256, proposal in wanted.items():
-            second = found.get(proposal.key)
+            second = measured.get(proposal.key)
             if second is not None and second.accepted:
                 verified[task_sha256] = second
     return verified
 
 
 def _result(
-    task: Task, scored: Sequence[Scored], verified: Evaluation | None, baselines: BestBaselines | None
+    task: Task, samples: Sequence[Sample], verified: Evaluation | None, baselines: TaskBaselines | None
 ) -> HeldOutTask:
-    own = [item for item in scored if item.attempt.task.sha256 == task.sha256]
-    name, by = baselines.of(task.sha256) if baselines is not None else (EAGER, 1.0)
-    right = [item.evaluation for item in own if item.evaluation is not None and item.evaluation.accepted]
-
-    def ratio(speedup: float | None) -> float | None:
-        return None if speedup is None else speedup / by
-
+    own = [sample.evaluation for sample in samples if sample.task.sha256 == task.sha256]
+    name, by = baselines.best(task.sha256) if baselines is not None else (EAGER, 1.0)
+    right = [evaluation for evaluation in own if evaluation is not None and evaluation.accepted]
     second = (verified.speedup, verified.speedup_low, verified.speedup_high) if verified is not None else (None,) * 3
-    speedup, low, high = map(ratio, second)
+    speedup, low, high = (None if value is None else value / by for value in second)
     return HeldOutTask(
         task=task.id,
         task_sha256=task.sha256,
         answers=len(own),
         correct=len(right),
-        hacks=sum(item.evaluation is not None and item.evaluation.reason in CHEATING for item in own),
+        hacks=sum(evaluation is not None and evaluation.reason in CHEATING for evaluation in own),
         candidate_sha256=verified.candidate_sha256 if verified is not None else None,
         speedup=speedup,
         speedup_low=low,
@@ -270,7 +243,7 @@ def _result(
         improvement=verified is not None and verified.is_improvement and (low or 0.0) > 1,
         baseline=name,
         baseline_speedup=by,
-        first=tuple(found.speedup / by for found in right if found.speedup is not None),
+        first=tuple(evaluation.speedup / by for evaluation in right if evaluation.speedup is not None),
     )
 
 

@@ -15,7 +15,7 @@ from kernelwright.contrastive.answers import AnswerFailure, techniques_in
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, contrastive_prompt
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
-from kernelwright.contrastive.samples import Rollout, RolloutLog
+from kernelwright.contrastive.samples import Origin, Rollout, RolloutLog, Sample
 from kernelwright.errors import NothingUsableError
 from kernelwright.models.answers import ADVICE, CompletionFailure
 from kernelwright.models.chat import ChatModel, Sampling
@@ -153,19 +153,12 @@ class ContrastivePolicy:
         prompt = self._prompt(context, random.Random(seed))
         sampling = replace(self._sampling, seed=seed)
         (completions,) = self._model.sample([prompt.messages], count=count, sampling=sampling)
-        answered = [
-            Rollout.of(
-                context.task,
-                prompt,
-                completion,
-                stage="search",
-                step=step,
-                sample=sample,
-                model=self._model.name,
-                sampling=sampling,
-            )
-            for sample, completion in enumerate(completions)
-        ]
+        origin = Origin(stage="search", model=self._model.name, sampling=sampling)
+        answered = []
+        for number, completion in enumerate(completions):
+            sample = Sample(task=context.task, prompt=prompt, completion=completion, step=step, sample=number)
+            sample.parse(origin.form, self.name)
+            answered.append(Rollout.of(sample, origin))
         self._log.append(answered)
         return answered
 

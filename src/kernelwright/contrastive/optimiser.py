@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from kernelwright.contrastive.evaluations import Log
+from kernelwright.contrastive.samples import TokenizedSample
 from kernelwright.contrastive.settings import OptimiserSection
 from kernelwright.errors import ConfigError, InfrastructureError
 
@@ -29,7 +31,7 @@ STATE_NAME = "contrastive.json"
 class Optimiser:
     """Updates the trainable weights of a model; the schedule runs over `total` updates."""
 
-    def __init__(self, model: Any, settings: OptimiserSection, total: int, say: Callable[[str], None]) -> None:
+    def __init__(self, model: Any, settings: OptimiserSection, total: int, log: Log) -> None:
         self.model = model
         self.done = 0
         """Updates so far, those left out included."""
@@ -38,7 +40,7 @@ class Optimiser:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._settings = settings
         self._total = total
-        self._say = say
+        self._log = log
         self._in_succession = 0
         # Biases and the scales of norms do not decay. The order of the groups is that of transformers' checkpoints.
         matrices = [weight for weight in self.weights if weight.ndim > 1]
@@ -75,7 +77,7 @@ class Optimiser:
                 f"Wanted finite gradients; found none in {PATIENCE} updates in succession, the last of them update "
                 f'{self.done}. Lower optimiser.learning_rate, or set model.dtype = "float32".'
             )
-        self._say(f"update {self.done} is left out: its gradient is not finite")
+        self._log(f"update {self.done} is left out: its gradient is not finite")
 
     def save(self, folder: Path, kept: int, **state: Any) -> None:
         """Write a checkpoint, with the state that the caller needs, into `folder`, and remove all but the `kept` newest."""
@@ -151,14 +153,6 @@ def _number(checkpoint: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
-    """A prompt and its answer as tokens."""
-
-    prompt: list[int]
-    answer: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class TokenScores:
     """A model's scores of the tokens of some answers; each tensor has the shape (answers, tokens)."""
 
@@ -176,7 +170,7 @@ class TokenScores:
         return float((values.detach() * self.mask).sum() / self.mask.sum().clamp(min=1))
 
 
-def token_scores(model: Any, rows: Sequence[Spelled], temperature: float = 1.0) -> TokenScores:
+def token_scores(model: Any, rows: Sequence[TokenizedSample], temperature: float = 1.0) -> TokenScores:
     """Run a model over prompts with their answers; gradients flow unless they are switched off.
 
     Logits are divided by the temperature, as when the answers were sampled.
@@ -189,8 +183,8 @@ def token_scores(model: Any, rows: Sequence[Spelled], temperature: float = 1.0) 
         ids[line, held] = torch.tensor([*row.prompt, *row.answer])
         seen[line, held] = 1
     ids, seen = ids.to(model.device), seen.to(model.device)
-    half = next(model.parameters()).dtype is torch.bfloat16
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
+    is_bfloat16 = next(model.parameters()).dtype is torch.bfloat16
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=is_bfloat16):
         logits = model(input_ids=ids, attention_mask=seen, logits_to_keep=after + 1, use_cache=False).logits[:, :-1]
     # A row at a time, computed again in the backward pass: float32 over a whole vocabulary is larger than all else.
     scored = [

@@ -76,18 +76,6 @@ def contrastive_prompt(
     return Prompt(messages, tuple(shown))
 
 
-def plain_prompt(
-    task: Task,
-    *,
-    device: str,
-    hardware: str = "",
-    form: AnswerForm = "module",
-    limit_characters: int = PROMPT_LIMIT_CHARACTERS,
-) -> Prompt:
-    """The same request without exemplars, for supervised training and vanilla GRPO."""
-    return contrastive_prompt(task, (), device=device, hardware=hardware, form=form, limit_characters=limit_characters)
-
-
 def whole_source(task: Task, code: str, form: AnswerForm) -> str:
     """The module that an answer's code stands for."""
     if form == "module" or _defines_model(code):

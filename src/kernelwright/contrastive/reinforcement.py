@@ -6,30 +6,24 @@ exemplars that is vanilla GRPO; without the step it is evolutionary search with 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import torch
-
-from kernelwright.contrastive.context import Deadline, StageContext, StageResult, claim
-from kernelwright.contrastive.drawing import draw, drawn
+from kernelwright.contrastive.context import StageContext, StageResult, claim
+from kernelwright.contrastive.drawing import TokenSampler, draw_once
+from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.fitting import prepare_for_training, save_final
-from kernelwright.contrastive.grpo import AcceptedLines, deviation
+from kernelwright.contrastive.grpo import AcceptedLines, PolicyGradient, batch_metrics, set_advantages
 from kernelwright.contrastive.metrics import MetricsLog
-from kernelwright.contrastive.optimiser import Spelled
-from kernelwright.contrastive.prompts import Prompt, PromptMaker, fill, prompt_maker
-from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.scoring import Attempt, RewardSmoother, Scored, Scorer
+from kernelwright.contrastive.optimiser import Optimiser
+from kernelwright.contrastive.prompts import PromptMaker, fill, prompt_maker
+from kernelwright.contrastive.samples import Origin, RolloutLog, Sample
+from kernelwright.contrastive.scoring import RewardSmoother, Scorer
 from kernelwright.contrastive.settings import ContrastiveConfig
 from kernelwright.contrastive.split import TaskSplit, shuffled
 from kernelwright.contrastive.trained_model import model_name
-from kernelwright.models.chat import Completion
 from kernelwright.records import RunDirectory, Task
-from kernelwright.records.rewards import reward_named
 
 
 def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirectory, context: StageContext) -> StageResult:
@@ -44,43 +38,86 @@ def train_contrastive(config: ContrastiveConfig, split: TaskSplit, run: RunDirec
     claim(run, "contrastive", config, context.device)
     if (run.path / "final").is_dir() and (_steps_done(run) >= config.steps or _is_spent(run, config)):
         return StageResult(True, str(run.path / "final"), _steps_done(run))
-    database = ExemplarDatabase(run.path / "exemplars.sqlite")
-    fill(database, config.exemplars.seeds)
-    judged = context.judged(run)
-    baselines = context.baselines(run, config.reward.baseline)
     tasks = tasks_asked(split.train, config)
-    if baselines is not None and not baselines.measure(tasks, context.deadline.passed):
+    exemplars, scorer, prompts = _opened(config, run, context)
+    if not scorer.measure_baselines(tasks):
         return StageResult(False, None, _steps_done(run))
-    ratios = baselines.speedups if baselines is not None else {}
     # Evaluations of a step that was cut off are on disk but may not be in the database yet.
-    database.add_all(judged.evaluations())
-    database.add_all(judged.confirmed.values())
-    scorer = Scorer(
-        judged,
-        reward_named(config.reward.name, floor=config.reward.floor, baselines=ratios),
-        form=config.prompt.answer,
+    exemplars.add_all(scorer.store.evaluations())
+    exemplars.add_all(scorer.store.confirmed.values())
+    with MetricsLog(run.path) as metrics:
+        if not config.update:
+            return _evolve(config, tasks, run, context, scorer, prompts, metrics)
+        if context.deadline.passed():
+            return StageResult(False, None, 0)
+        learner = Learner(config, len(tasks), run, context, scorer)
+        while learner.may_go_on:
+            step = learner.step
+            # A prompt for each of some tasks, with earlier candidates and their scores (2.4.3).
+            asked = [(task, prompts.prompt(task, step)) for task in _tasks_of_step(tasks, config, step)]
+            scorer.prepare([task for task, _ in asked])
+            # A group of answers to each, by the model as it is now.
+            samples = learner.sampler.sample(asked, config.grpo.group_size, step)
+            # The judge's verdict on each, and the reward that it earns (2.4.4, 3.2).
+            scorer.score(samples)
+            # GRPO: advantages relative to the group, clipped updates, KL to the reference (2.4.5).
+            set_advantages(samples, config.grpo)
+            values = step_metrics(step, samples, scorer, context) | batch_metrics(samples, config.grpo.group_size)
+            values |= learner.spare_shared_lines(samples)
+            learner.update(samples, values, metrics)
+            learner.save_if_due()
+        return learner.result()
+
+
+def _opened(
+    config: ContrastiveConfig, run: RunDirectory, context: StageContext
+) -> tuple[ExemplarDatabase, Scorer, PromptMaker]:
+    """The database of exemplars, what scores answers and fills it, and what makes prompts from it."""
+    exemplars = ExemplarDatabase(run.path / "exemplars.sqlite")
+    fill(exemplars, config.exemplars.seeds)
+    origin = Origin(
         stage="contrastive",
         model=model_name(config.model),
         sampling=config.sampling.of(config.seed),
-        database=database,
-        copies=config.reward.copies,
-        smoother=RewardSmoother() if config.reward.smoothing and config.update else None,
-        verification=context.judging.verification(config.reward),
-        estimator=context.judging.estimator(config.reward, judged),
-        baselines=baselines,
+        form=config.prompt.answer,
     )
+    # Without a gradient step nothing is normalised: prompts show scores.
+    reward = config.reward if config.update else config.reward.model_copy(update={"smoothing": False})
+    scorer = Scorer(context, run, origin, reward, exemplars)
     prompts = prompt_maker(
         config.prompt,
         config.exemplars,
         device=context.device,
-        database=database,
+        database=exemplars,
         seed=config.seed,
         share=config.exemplars_share,
-        baselines=ratios,
+        baselines=scorer.ratios,
     )
-    with MetricsLog(run.path) as metrics:
-        stage = _Stage(config, tasks, run, context, scorer, prompts, metrics)
-        return stage.update() if config.update else stage.evolve()
+    return exemplars, scorer, prompts
+
+
+def _evolve(
+    config: ContrastiveConfig,
+    tasks: Sequence[Task],
+    run: RunDirectory,
+    context: StageContext,
+    scorer: Scorer,
+    prompts: PromptMaker,
+    metrics: MetricsLog,
+) -> StageResult:
+    """Sample, judge, keep, and show what was found: no gradient."""
+    model, tokenizer = context.model.load(config.model, config.seed)
+    chat = context.model.sampler(model, tokenizer, model_name(config.model), config.sampling.batch)
+    for step in range(_steps_done(run), config.steps):
+        if context.deadline.passed():
+            return StageResult(False, None, step)
+        asked = [(task, prompts.prompt(task, step)) for task in _tasks_of_step(tasks, config, step)]
+        path = run.path / "steps" / f"{step:05d}.json"
+        samples = draw_once(path, chat, asked, config.grpo.group_size, config.sampling, step=step, seed=config.seed)
+        scorer.score(samples)
+        metrics.write(step, step_metrics(step, samples, scorer, context))
+        run.write_json("state.json", {"steps": step + 1})
+    return StageResult(True, None, config.steps)
 
 
 def tasks_asked(tasks: Sequence[Task], config: ContrastiveConfig) -> list[Task]:
@@ -90,164 +127,115 @@ def tasks_asked(tasks: Sequence[Task], config: ContrastiveConfig) -> list[Task]:
     return shuffled(tasks, config.seed, 0)[: config.task_count]
 
 
+def _tasks_of_step(tasks: Sequence[Task], config: ContrastiveConfig, step: int) -> list[Task]:
+    """Tasks in turn, shuffled anew each time round."""
+    count = min(config.grpo.groups, len(tasks))
+    turns = len(tasks) // count
+    start = (step % turns) * count
+    return shuffled(tasks, config.seed, step // turns)[start : start + count]
+
+
+def step_metrics(step: int, samples: Sequence[Sample], scorer: Scorer, context: StageContext) -> dict[str, float]:
+    """Metrics of a step, logged and returned."""
+    values = scorer.metrics(samples)
+    context.log(
+        f"contrastive: step {step}: success {values.get('success_rate', 0.0):.2f}, "
+        f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"
+    )
+    return {f"contrastive/{name}": value for name, value in values.items()}
+
+
 def _steps_done(run: RunDirectory) -> int:
     return int((run.read_json("state.json") or {"steps": 0})["steps"])
 
 
 def _is_spent(run: RunDirectory, config: ContrastiveConfig) -> bool:
-    """Whether the stage has ended for having used up its time."""
+    """True when the stage has ended for having used up its time."""
     return config.seconds is not None and (run.read_json("state.json") or {}).get("limit_s") == config.seconds
 
 
-class _Stage:
-    """One run of the stage; the two ways to run it share prompts, judging and metrics."""
+class Learner:
+    """The model that a run trains, with its sampler, optimiser, checkpoints and time."""
 
     def __init__(
-        self,
-        config: ContrastiveConfig,
-        tasks: Sequence[Task],
-        run: RunDirectory,
-        context: StageContext,
-        scorer: Scorer,
-        prompts: PromptMaker,
-        metrics: MetricsLog,
+        self, config: ContrastiveConfig, tasks: int, run: RunDirectory, context: StageContext, scorer: Scorer
     ) -> None:
-        self._config = config
-        self._tasks = tasks
-        self._run = run
-        self._context = context
-        self._scorer = scorer
-        self._prompts = prompts
-        self._metrics = metrics
-
-    def evolve(self) -> StageResult:
-        """Sample, judge, keep, and show what was found: no gradient."""
-        config = self._config
-        model, tokenizer = self._context.model.load(config.model, config.seed)
-        chat = self._context.model.sampler(model, tokenizer, model_name(config.model), config.sampling.batch)
-        for step in range(_steps_done(self._run), config.steps):
-            if self._context.deadline.passed():
-                return StageResult(False, None, step)
-            asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
-            attempts = drawn(
-                self._run.path / "steps" / f"{step:05d}.json",
-                lambda asked=asked, step=step: draw(  # type: ignore[misc]
-                    chat, asked, config.grpo.group_size, config.sampling, step=step, seed=config.seed
-                ),
-            )
-            self._metrics.write(step, self._note(step, self._scorer.score(attempts)))
-            self._run.write_json("state.json", {"steps": step + 1})
-        return StageResult(True, None, config.steps)
-
-    def _tasks_of_step(self, step: int) -> list[Task]:
-        """Tasks in turn, shuffled anew each time round."""
-        count = min(self._config.grpo.groups, len(self._tasks))
-        turns = len(self._tasks) // count
-        start = (step % turns) * count
-        return shuffled(self._tasks, self._config.seed, step // turns)[start : start + count]
-
-    def update(self) -> StageResult:
-        """GRPO: ask with fresh exemplars, sample a group for each prompt, judge, and update the model."""
-        from kernelwright.contrastive.drawing import TokenSampler
-        from kernelwright.contrastive.grpo import PolicyGradient, group_advantages
-        from kernelwright.contrastive.optimiser import Optimiser
-
-        config, grpo = self._config, self._config.grpo
-        if self._context.deadline.passed():
-            return StageResult(False, None, 0)
-        model, tokenizer = self._context.model.load(config.model, config.seed)
-        prepare_for_training(model, config.optimiser.gradient_checkpointing)
-        updates = grpo.iterations * grpo.minibatches
-        optimiser = Optimiser(model, config.optimiser, config.steps * updates, self._context.say)
-        policy = PolicyGradient(
-            model,
-            optimiser,
-            grpo,
+        self._config, self._tasks, self._run, self._scorer = config, tasks, run, scorer
+        self._model, self._tokenizer = context.model.load(config.model, config.seed)
+        prepare_for_training(self._model, config.optimiser.gradient_checkpointing)
+        self._updates_a_step = config.grpo.iterations * config.grpo.minibatches
+        self._optimiser = Optimiser(self._model, config.optimiser, config.steps * self._updates_a_step, context.log)
+        self._policy = PolicyGradient(
+            self._model,
+            self._optimiser,
+            config.grpo,
             micro_batch=config.optimiser.micro_batch,
             temperature=config.sampling.temperature,
             seed=config.seed,
         )
-        sampler = TokenSampler(model, tokenizer, config.sampling, config.seed)
-        checkpoints, final = self._run.path / "checkpoints", self._run.path / "final"
-        state = optimiser.resume(checkpoints, final)
+        self.sampler = TokenSampler(self._model, self._tokenizer, config.sampling, config.seed)
+        self._checkpoints, self._final = run.path / "checkpoints", run.path / "final"
+        state = self._optimiser.resume(self._checkpoints, self._final)
         if state.get("smoother"):
-            self._scorer.smoother = RewardSmoother.from_state(state["smoother"])
-        clock = StepClock(self._context.deadline, limit_s=config.seconds, spent_s=state.get("seconds", 0.0))
-        tokens = state.get("tokens", 0)
-        accepted = AcceptedLines() if grpo.spare_shared_lines else None
-        if accepted is not None:
-            accepted.learn_from(RolloutLog(self._run.path).rollouts())
-        step = optimiser.done // updates
-        started = time.monotonic()
-        while step < config.steps and not clock.stopped:
-            asked = [(task, self._prompts.prompt(task, step)) for task in self._tasks_of_step(step)]
-            self._scorer.prepare([task for task, _ in asked])
-            answers = sampler.sample([prompt for _, prompt in asked], grpo.group_size, step)
-            ended = [answer.answer[-1] in sampler.ends for answer in answers]
-            scored = self._scorer.score(self._attempts(asked, answers, ended, tokenizer, step))
-            rewards = torch.tensor([math.nan if item.reward is None else item.reward for item in scored])
-            advantages = group_advantages(rewards, grpo.group_size, grpo.scale_rewards)
-            tokens += sum(len(answer.prompt) + len(answer.answer) for answer in answers)
-            values = self._note(step, scored) | batch_metrics(answers, ended, rewards, grpo.group_size)
-            spread = [advantage.expand(len(answer.answer)) for advantage, answer in zip(advantages, answers, strict=True)]
-            if accepted is not None:
-                texts = [[tokenizer.decode([token], skip_special_tokens=True) for token in one.answer] for one in answers]
-                spread, spared = accepted.token_advantages([item.rollout for item in scored], texts, advantages)
-                values["contrastive/spared_share"] = spared
-            step += 1
-            for told in policy.learn(answers, spread, [end or not grpo.mask_truncated for end in ended]):
-                epoch = optimiser.done / updates * len(asked) / len(self._tasks)
-                now = time.monotonic()
-                told |= {"num_tokens": float(tokens), "epoch": epoch, "step_time": now - started}
-                named = {name if "/" in name else f"grpo/{name}": value for name, value in (values | told).items()}
-                self._metrics.write(step, named)
-                values, started = {}, now
-            clock.tick()
-            if clock.stopped or step % config.save_steps == 0 or step == config.steps:
-                smoother = self._scorer.smoother
-                optimiser.save(
-                    checkpoints,
-                    config.checkpoints_kept,
-                    smoother=smoother.state() if smoother is not None else None,
-                    seconds=round(clock.spent_s, 1),
-                    tokens=tokens,
-                )
-        if step < config.steps and not clock.spent:
-            return StageResult(False, None, step)
-        save_final(model, tokenizer, final)
-        ended_by = {"limit_s": config.seconds} if clock.spent else {}
-        self._run.write_json("state.json", {"steps": step, "seconds": round(clock.spent_s, 1)} | ended_by)
-        return StageResult(True, str(final), step)
+            scorer.smoother = RewardSmoother.from_state(state["smoother"])
+        self._clock = StepClock(context.deadline, limit_s=config.seconds, spent_s=state.get("seconds", 0.0))
+        self._tokens = state.get("tokens", 0)
+        self._accepted: AcceptedLines | None = None
+        if config.grpo.spare_shared_lines:
+            self._accepted = AcceptedLines()
+            self._accepted.learn_from(RolloutLog(run.path).rollouts())
+        self.step = self._optimiser.done // self._updates_a_step
+        """Steps done, which is the number of the next."""
+        self._update_started = time.monotonic()
 
-    def _attempts(
-        self,
-        asked: Sequence[tuple[Task, Prompt]],
-        answers: Sequence[Spelled],
-        ended: Sequence[bool],
-        tokenizer: Any,
-        step: int,
-    ) -> list[Attempt]:
-        size = self._config.grpo.group_size
-        attempts = []
-        for number, (answer, end) in enumerate(zip(answers, ended, strict=True)):
-            task, prompt = asked[number // size]
-            completion = Completion(
-                text=tokenizer.decode(answer.answer, skip_special_tokens=True),
-                prompt_tokens=0,
-                completion_tokens=len(answer.answer),
-                finish_reason="stop" if end else "length",
-            )
-            attempts.append(Attempt(task=task, prompt=prompt, completion=completion, step=step, sample=number % size))
-        return attempts
+    @property
+    def may_go_on(self) -> bool:
+        """True when another step is to be done and there is time for it."""
+        return self.step < self._config.steps and not self._clock.stopped
 
-    def _note(self, step: int, scored: Sequence[Scored]) -> dict[str, float]:
-        """Metrics of a step, said and returned."""
-        values = self._scorer.metrics(scored)
-        self._context.say(
-            f"contrastive: step {step}: success {values.get('success_rate', 0.0):.2f}, "
-            f"reward {values.get('reward_mean', 0.0):.3f}, hack rate {values.get('hack_rate', 0.0):.3f}"
+    def spare_shared_lines(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Leave lines that accepted answers share out of what failed ones teach, where that is wanted; its metric."""
+        if self._accepted is None:
+            return {}
+        return {"contrastive/spared_share": self._accepted.spare(samples, self._tokenizer)}
+
+    def update(self, samples: Sequence[Sample], values: dict[str, float], metrics: MetricsLog) -> None:
+        """Make a step's updates; writes metrics of each, those of the step with the first."""
+        self._tokens += sum(len(sample.tokenized.prompt) + len(sample.tokenized.answer) for sample in samples)
+        self.step += 1
+        asked = len(samples) // self._config.grpo.group_size
+        for learnt in self._policy.learn(samples):
+            now = time.monotonic()
+            values |= learnt
+            values["num_tokens"] = float(self._tokens)
+            values["epoch"] = self._optimiser.done / self._updates_a_step * asked / self._tasks
+            values["step_time"] = now - self._update_started
+            named = {name if "/" in name else f"grpo/{name}": value for name, value in values.items()}
+            metrics.write(self.step, named)
+            values, self._update_started = {}, now
+        self._clock.tick()
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint every `save_steps` steps, and after the last one for which there is time."""
+        config, smoother = self._config, self._scorer.smoother
+        if self.may_go_on and self.step % config.save_steps:
+            return
+        self._optimiser.save(
+            self._checkpoints,
+            config.checkpoints_kept,
+            smoother=smoother.state() if smoother is not None else None,
+            seconds=round(self._clock.spent_s, 1),
+            tokens=self._tokens,
         )
-        return {f"contrastive/{name}": value for name, value in values.items()}
+
+    def result(self) -> StageResult:
+        """Write the trained model where the stage has ended."""
+        if self.step < self._config.steps and not self._clock.spent:
+            return StageResult(False, None, self.step)
+        save_final(self._model, self._tokenizer, self._final)
+        ended_by = {"limit_s": self._config.seconds} if self._clock.spent else {}
+        self._run.write_json("state.json", {"steps": self.step, "seconds": round(self._clock.spent_s, 1)} | ended_by)
+        return StageResult(True, str(self._final), self.step)
 
 
 class StepClock:
@@ -274,24 +262,3 @@ class StepClock:
         self.spent_s += step_s
         self.spent = self._limit_s is not None and self.spent_s + step_s > self._limit_s
         self.stopped = self.spent or self._deadline.comes_within(step_s)
-
-
-def batch_metrics(
-    answers: Sequence[Spelled], ended: Sequence[bool], rewards: torch.Tensor, group_size: int
-) -> dict[str, float]:
-    """Metrics of a batch of answers: their lengths in tokens, and their rewards after smoothing."""
-    lengths = np.array([len(answer.answer) for answer in answers], dtype=float)
-    whole = lengths[np.array(ended)] if any(ended) else np.zeros(1)
-    values = {"completions/clipped_ratio": 1 - sum(ended) / len(ended)}
-    for name, found in (("", lengths), ("terminated_", whole)):
-        values |= {f"completions/{kind}_{name}length": float(getattr(np, kind)(found)) for kind in ("mean", "min", "max")}
-    known = rewards[~rewards.isnan()]
-    mean, spread = float(known.mean()), float(known.std())
-    flat = deviation(rewards.view(-1, group_size)).isclose(torch.zeros(1)).float().mean()
-    return values | {
-        "reward": mean,
-        "reward_std": spread,
-        "rewards/judge/mean": mean,
-        "rewards/judge/std": spread,
-        "frac_reward_zero_std": float(flat),
-    }

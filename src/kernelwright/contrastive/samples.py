@@ -1,22 +1,136 @@
-"""Keeps rollouts on disk: every answer of a model with its prompt and its outcome, one JSON line each.
+"""Defines a sample, which moves through training, and keeps it on disk as a rollout, one JSON line each.
 
-With the evaluations they are all that a reward needs.
+With the evaluations, rollouts are all that a reward needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from kernelwright.contrastive.answers import AnswerFailure, parse_completion
 from kernelwright.contrastive.prompts import AnswerForm, Prompt, whole_source
+from kernelwright.files import replace_file
 from kernelwright.models.chat import Completion, Message, Sampling
-from kernelwright.records import Evaluation, Reason, Task, Verdict, append_lines, encodable, read_lines, sha256_of
-from kernelwright.records.rewards import Reward
+from kernelwright.records import (
+    Candidate,
+    Evaluation,
+    Reason,
+    Task,
+    Verdict,
+    append_lines,
+    encodable,
+    read_lines,
+)
 from kernelwright.records.screened import Screened
 from kernelwright.seconds import utc_now
+
+Key = tuple[str, str]
+"""A candidate of a task: the task's hash and the candidate's."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedSample:
+    """A prompt and its answer as tokens; the answer includes the token that ended it."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """One answer of a model and everything that training finds out about it. Each step fills in its fields."""
+
+    # Drawn: what was asked, and what the model answered.
+    task: Task
+    prompt: Prompt
+    completion: Completion
+    step: int
+    """Step of the stage, from 0; in a search, the number of the prompt."""
+    sample: int
+    """Number of the answer in its step, from 0."""
+    tokens: TokenizedSample | None = None
+    """The same as tokens, for an answer that a gradient step learns from."""
+
+    # Parsed: a candidate, or the reason for which there is none.
+    candidate: Candidate | None = None
+    failure: AnswerFailure | None = None
+    detail: str = ""
+    """The failure in words."""
+
+    # Judged: at most one of both. With a candidate and neither, the machine could not judge it.
+    evaluation: Evaluation | None = None
+    estimate: Screened | None = None
+    """Screening's estimate, where the reward rests on it."""
+
+    # Rewarded.
+    is_copy: bool = False
+    """True for a candidate that the prompt showed, but for comments and layout."""
+    score: float | None = None
+    """Value of the named reward; None for what could not be judged, which must not count either way."""
+    reward: float | None = None
+    """Value that training maximises: the score, or the floor for a copy, smoothed where that is wanted."""
+    rollout: Rollout | None = None
+    """The record of it on disk."""
+
+    # Learnt from.
+    advantage: float = 0.0
+    """Reward relative to its group."""
+    token_advantages: list[float] = field(default_factory=list)
+    """Advantage of each token of the answer; 0 for a token that is spared."""
+
+    @property
+    def key(self) -> Key | None:
+        """Hashes of task and candidate; None without a candidate."""
+        return None if self.candidate is None else (self.task.sha256, self.candidate.sha256)
+
+    @property
+    def has_ended(self) -> bool:
+        """True unless the answer was cut at its limit of tokens."""
+        return self.completion.finish_reason != "length"
+
+    @property
+    def tokenized(self) -> TokenizedSample:
+        """The tokens of an answer that was drawn as tokens."""
+        assert self.tokens is not None
+        return self.tokens
+
+    def parse(self, form: AnswerForm, policy: str) -> None:
+        """Find the candidate in the answer. Its policy is the model that wrote it, its parent the best exemplar."""
+        answer = parse_completion(self.completion)
+        self.failure, self.detail = answer.failure, answer.detail
+        if answer.source is not None:
+            parent = self.prompt.shown[-1].candidate_sha256 if self.prompt.shown else None
+            self.candidate = Candidate(source=whole_source(self.task, answer.source, form), policy=policy, parent=parent)
+
+
+_SAMPLES: TypeAdapter[list[Sample]] = TypeAdapter(list[Sample])
+_DRAWN = {"task", "prompt", "completion", "step", "sample"}
+
+
+def write_drawn(path: Path, samples: Sequence[Sample]) -> None:
+    """Write a batch as it was drawn, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, _SAMPLES.dump_json(list(samples), include={"__all__": _DRAWN}))
+
+
+def read_drawn(path: Path) -> list[Sample]:
+    """A batch as it was drawn."""
+    return _SAMPLES.validate_json(path.read_bytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Stage, model and sampling that answers come from, as their records name them."""
+
+    stage: str
+    model: str
+    sampling: Sampling
+    form: AnswerForm = "module"
+    """Form that the answers' code was to have."""
 
 
 class Rollout(BaseModel):
@@ -75,41 +189,34 @@ class Rollout(BaseModel):
         return encodable(text)
 
     @classmethod
-    def of(
-        cls,
-        task: Task,
-        prompt: Prompt,
-        completion: Completion,
-        *,
-        stage: str,
-        step: int,
-        sample: int,
-        model: str,
-        sampling: Sampling,
-        form: AnswerForm = "module",
-    ) -> Rollout:
-        """The record of an answer that is not judged yet; parses it."""
-        answer = parse_completion(completion)
+    def of(cls, sample: Sample, origin: Origin, *, smoothed: float | None = None) -> Rollout:
+        """The record of a sample as far as it has come."""
+        verdict = sample.evaluation or sample.estimate
         return cls(
-            task=task.id,
-            task_sha256=task.sha256,
-            stage=stage,
-            step=step,
-            sample=sample,
-            model=model,
-            temperature=sampling.temperature,
-            seed=sampling.seed,
-            form=form,
-            prompt_sha256=prompt.sha256,
-            prompt=prompt.messages,
-            exemplars=tuple(exemplar.candidate_sha256 for exemplar in prompt.shown),
-            completion=completion.text,
-            prompt_tokens=completion.prompt_tokens,
-            completion_tokens=completion.completion_tokens,
-            finish_reason=completion.finish_reason,
-            failure=answer.failure,
-            detail=answer.detail,
-            candidate_sha256=None if answer.source is None else sha256_of(whole_source(task, answer.source, form)),
+            task=sample.task.id,
+            task_sha256=sample.task.sha256,
+            stage=origin.stage,
+            step=sample.step,
+            sample=sample.sample,
+            model=origin.model,
+            temperature=origin.sampling.temperature,
+            seed=origin.sampling.seed,
+            form=origin.form,
+            prompt_sha256=sample.prompt.sha256,
+            prompt=sample.prompt.messages,
+            exemplars=tuple(exemplar.candidate_sha256 for exemplar in sample.prompt.shown),
+            completion=sample.completion.text,
+            prompt_tokens=sample.completion.prompt_tokens,
+            completion_tokens=sample.completion.completion_tokens,
+            finish_reason=sample.completion.finish_reason,
+            failure=sample.failure,
+            detail=sample.detail,
+            candidate_sha256=None if sample.candidate is None else sample.candidate.sha256,
+            verdict=None if sample.evaluation is None else sample.evaluation.verdict,
+            reason=None if verdict is None else verdict.reason,
+            estimate=None if sample.estimate is None else sample.estimate.estimate,
+            reward=sample.score,
+            smoothed=smoothed,
             started=utc_now(),
         )
 
@@ -128,22 +235,6 @@ class Rollout(BaseModel):
             return None
         answer = parse_completion(self.answered())
         return None if answer.source is None else whole_source(task, answer.source, self.form)
-
-    def judged(self, evaluation: Evaluation | None, reward: Reward, smoothed: float | None = None) -> Rollout:
-        """With what became of it; without an evaluation the answer held no candidate."""
-        return self.model_copy(
-            update={
-                "verdict": evaluation.verdict if evaluation else None,
-                "reason": evaluation.reason if evaluation else None,
-                "reward": reward(evaluation),
-                "smoothed": smoothed,
-            }
-        )
-
-    def screened(self, found: Screened, reward: Reward, smoothed: float | None = None) -> Rollout:
-        """With what was estimated of it; the judge did not take it."""
-        told = {"reason": found.reason, "estimate": found.estimate, "reward": reward.estimated(found), "smoothed": smoothed}
-        return self.model_copy(update=told)
 
 
 class RolloutLog:

@@ -7,277 +7,222 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from kernelwright.contrastive.context import StageContext
 from kernelwright.contrastive.evaluations import (
-    SUSPICIOUS_LEAP,
-    SUSPICIOUS_SPEEDUP,
-    BestBaselines,
-    Estimator,
-    JudgedRun,
-    Key,
+    COMPILE,
     Proposal,
-    Reverification,
     is_suspicious,
     reverify,
+    settled,
 )
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.hacks import HackChecker, HackDatabase, deeper
 from kernelwright.contrastive.metrics import CHEATING, rollout_metrics
-from kernelwright.contrastive.prompts import AnswerForm, Prompt
-from kernelwright.contrastive.samples import Rollout, RolloutLog
+from kernelwright.contrastive.samples import Key, Origin, Rollout, RolloutLog, Sample
+from kernelwright.contrastive.settings import RewardSection
+from kernelwright.errors import KernelwrightError
 from kernelwright.execution.evaluator import Evaluator
+from kernelwright.execution.local import Job
 from kernelwright.judge import Settings
-from kernelwright.models.chat import Completion, Sampling
-from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.rewards import Reward
-from kernelwright.records.screened import Screened
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One answer to be scored, and where it belongs."""
-
-    task: Task
-    prompt: Prompt
-    completion: Completion
-    step: int
-    sample: int
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records.rewards import reward_named
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A scored attempt."""
+class _OneByOne:
+    """A pool of judges as one judge."""
 
-    attempt: Attempt
-    rollout: Rollout
-    evaluation: Evaluation | None
-    """None for an answer without a candidate, and for one that was not or could not be judged."""
-    reward: float | None
-    """Value that training maximises; None for what could not be judged, which must not count either way."""
-    copied: bool = False
-    """Whether the candidate is one of those that the prompt showed."""
+    pool: Evaluator
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """The second look at suspicious candidates."""
-
-    pools: Mapping[str, Evaluator]
-    """One for each device, by its name."""
-    checker: HackChecker | None = None
-    """Reads suspicious improvements that stood a second measurement; its vote leads to deeper checks, which decide."""
-    settings: Settings | None = None
-    """Settings of the run's judges: deeper checks are stricter than these."""
-    above: float = SUSPICIOUS_SPEEDUP
-    """Speedups above it are looked at again,"""
-    leap: float = SUSPICIOUS_LEAP
-    """and those that are so many times the best so far."""
+    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
+        """Judge one candidate; raises what kept the pool from judging it."""
+        ((_, outcome),) = self.pool.evaluate([Job(task, candidate, settings)])
+        if isinstance(outcome, KernelwrightError):
+            raise outcome
+        return outcome
 
 
 class Scorer:
-    """Scores the answers of one run.
+    """Scores the samples of one run: each step of `score` fills in fields of its samples.
 
     Args:
-        stage, model, sampling: As rollouts name them.
-        database: Takes judged candidates, to be shown in later prompts.
-        smoother: Normalises rewards; None leaves them as they are.
-        copies: Reward of an answer that repeats an exemplar of its prompt: its `score`, or the reward's `floor`. The
-            rollout's own `reward` is its score either way.
-        verification: For candidates too good to be believed at once; None believes the judge's first word.
-        estimator: Lets estimates stand for a share of the verdicts; None has every candidate judged.
-        baselines: Those that the reward is a ratio to, for the record; None for the reference.
+        context: Judges, and what looks at suspicious candidates again.
+        run: Takes evaluations, estimates, rollouts and cheats.
+        origin: Stage, model and sampling of the answers.
+        section: Reward, smoothing, second looks and estimates.
+        exemplars: Takes judged candidates, to be shown in later prompts.
+        timed: False checks candidates without timing them.
     """
 
     def __init__(
         self,
-        judged: JudgedRun,
-        reward: Reward,
+        context: StageContext,
+        run: RunDirectory,
+        origin: Origin,
+        section: RewardSection,
+        exemplars: ExemplarDatabase | None = None,
         *,
-        form: AnswerForm,
-        stage: str,
-        model: str,
-        sampling: Sampling,
-        database: ExemplarDatabase | None = None,
-        smoother: RewardSmoother | None = None,
-        copies: Literal["score", "floor"] = "score",
-        verification: Verification | None = None,
-        estimator: Estimator | None = None,
-        baselines: BestBaselines | None = None,
+        timed: bool = True,
     ) -> None:
-        self.judged = judged
-        self._estimator = estimator
-        self._baselines = baselines
-        self.smoother = smoother
-        self._reward = reward
-        self._form = form
-        self._stage = stage
-        self._model = model
-        self._sampling = sampling
-        self._database = database
-        self._copies = copies
-        self._verification = verification
-        self._log = RolloutLog(judged.run.path)
+        self.store = context.store(run, timed=timed)
+        self.smoother = RewardSmoother() if section.smoothing else None
+        """Normalises rewards; None leaves them as they are."""
+        self.baselines = context.baselines(run) if section.baseline == "best" else None
+        """Best baselines, which rewards are ratios to; None for the reference."""
+        self._compiled = context.baselines(run, COMPILE) if section.name == "milestone" else None
+        self._reward = reward_named(
+            section.name,
+            floor=section.floor,
+            baselines=self.ratios,
+            compile_speedups=None if self._compiled is None else self._compiled.speedups,
+        )
+        self._context, self._origin, self._section, self._exemplars = context, origin, section, exemplars
+        self._estimator = context.estimator(section, self.store)
+        self._log = RolloutLog(run.path)
         self._logged = {_identity(rollout) for rollout in self._log.rollouts()}
         self._trusted: set[Key] = set()
-        self._hacks = HackDatabase.packaged(judged.run.path / "hacks.jsonl")
+        self._hacks: HackDatabase | None = None
+
+    @property
+    def ratios(self) -> Mapping[str, float]:
+        """Speedup of the best baseline by the task's hash; empty where the reference is the baseline."""
+        return self.baselines.speedups if self.baselines is not None else {}
+
+    def measure_baselines(self, tasks: Sequence[Task]) -> bool:
+        """Measure what the reward compares with; False where the time was up."""
+        wanted = [baselines for baselines in (self.baselines, self._compiled) if baselines is not None]
+        return all([baselines.measure(tasks, self._context.deadline) for baselines in wanted])
 
     def prepare(self, tasks: Sequence[Task]) -> None:
         """Start what will score answers to these tasks, which may load while a model writes them."""
         if self._estimator is not None:
             self._estimator.prepare(tasks)
 
-    def score(self, attempts: Sequence[Attempt]) -> list[Scored]:
+    def score(self, samples: Sequence[Sample]) -> None:
         """Score a batch of answers; the same candidate gets the same reward each time.
 
         Raises:
             InfrastructureError: most of the batch could not be judged.
         """
-        rollouts = [self._rollout(attempt) for attempt in attempts]
-        proposals = [self._proposal(attempt, rollout) for attempt, rollout in zip(attempts, rollouts, strict=True)]
-        given = [proposal for proposal in proposals if proposal is not None]
-        best = {proposal.task.sha256: self._best(proposal.task) for proposal in given}
-        estimates = {} if self._estimator is None else self._estimator.estimate(given, best)
-        found = self.judged.judge([proposal for proposal in given if proposal.key not in estimates])
-        settled = self._settle({proposal.key: proposal for proposal in given}, found, best)
-        if self._database is not None:
-            self._database.add_all(settled.values())
-        self._note_hacks(settled.values())
-        evaluations = [settled.get(proposal.key) if proposal is not None else None for proposal in proposals]
-        guessed = [None if proposal is None else estimates.get(proposal.key) for proposal in proposals]
-        # A candidate without an evaluation met a fault of the machine: it earns nothing, neither good nor bad.
-        plain = [
-            None if proposal is not None and evaluation is None and guess is None else self._reward_of(evaluation, guess)
-            for proposal, evaluation, guess in zip(proposals, evaluations, guessed, strict=True)
-        ]
-        copied = [is_copy(attempt, proposal) for attempt, proposal in zip(attempts, proposals, strict=True)]
-        smoothed = self._smoothed(
-            [
-                self._reward.floor if reward is not None and self._copies == "floor" and copy else reward
-                for reward, copy in zip(plain, copied, strict=True)
-            ]
-        )
-        scored = []
-        for attempt, rollout, evaluation, guess, raw, value, copy in zip(
-            attempts, rollouts, evaluations, guessed, plain, smoothed, copied, strict=True
-        ):
-            shown = value if self.smoother else None
-            if guess is not None:
-                kept = rollout.screened(guess, self._reward, shown)
-            else:
-                kept = rollout if raw is None else rollout.judged(evaluation, self._reward, shown)
-            if self._baselines is not None:
-                name, speedup = self._baselines.of(attempt.task.sha256)
-                kept = kept.model_copy(update={"baseline": name, "baseline_speedup": speedup})
-            scored.append(Scored(attempt, kept, evaluation, value, copy))
-        self._write([item.rollout for item in scored])
-        return scored
+        for sample in samples:
+            sample.parse(self._origin.form, self._origin.model)
+        self._judge(samples)
+        self._set_rewards(samples)
+        self._record(samples)
 
-    def _reward_of(self, evaluation: Evaluation | None, guess: Screened | None) -> float:
-        return self._reward(evaluation) if guess is None else self._reward.estimated(guess)
+    def _judge(self, samples: Sequence[Sample]) -> None:
+        """Set evaluations, those of second looks where the first were doubted, and estimates of those that are let off."""
+        proposals = {
+            sample.key: Proposal(sample.task, sample.candidate)
+            for sample in samples
+            if sample.candidate is not None and sample.key is not None
+        }
+        best = {proposal.task.sha256: self.store.best(proposal.task) for proposal in proposals.values()}
+        estimates = {} if self._estimator is None else self._estimator.estimate(list(proposals.values()), best)
+        first = self.store.judge(proposal for key, proposal in proposals.items() if key not in estimates)
+        counted = self._looked_at_again(proposals, first, best)
+        if self._exemplars is not None:
+            self._exemplars.add_all(counted.values())
+        self._note_hacks(counted.values())
+        for sample in samples:
+            if sample.key is not None:
+                sample.evaluation, sample.estimate = counted.get(sample.key), estimates.get(sample.key)
 
-    def metrics(self, scored: Sequence[Scored]) -> dict[str, float]:
-        """Metrics of a batch that was scored."""
-        found = {(each.task_sha256, each.candidate_sha256): each for each in self.judged.evaluations()}
-        values = rollout_metrics([item.rollout for item in scored], found)
-        if self._estimator is not None:
-            rollouts = [item.rollout for item in scored]
-            values |= self._estimator.metrics((one.task_sha256, one.candidate_sha256 or "") for one in rollouts)
-        return values
-
-    def _rollout(self, attempt: Attempt) -> Rollout:
-        return Rollout.of(
-            attempt.task,
-            attempt.prompt,
-            attempt.completion,
-            stage=self._stage,
-            step=attempt.step,
-            sample=attempt.sample,
-            model=self._model,
-            sampling=self._sampling,
-            form=self._form,
-        )
-
-    def _proposal(self, attempt: Attempt, rollout: Rollout) -> Proposal | None:
-        source = rollout.source(attempt.task)
-        if source is None:
-            return None
-        parent = rollout.exemplars[-1] if rollout.exemplars else None
-        return Proposal(attempt.task, Candidate(source=source, policy=self._model, parent=parent))
-
-    def _best(self, task: Task) -> float | None:
-        """The highest speedup of a task that counts so far."""
-        speedups = [found.speedup for found in self.judged.history(task) if found.accepted and found.speedup is not None]
-        return max(speedups, default=None)
-
-    def _settle(
-        self, proposals: Mapping[Key, Proposal], found: Mapping[Key, Evaluation], best: Mapping[str, float | None]
+    def _looked_at_again(
+        self, proposals: Mapping[Key, Proposal], first: Mapping[Key, Evaluation], best: Mapping[str, float | None]
     ) -> dict[Key, Evaluation]:
         """Evaluations that count, by candidate: the first or, where that was doubted, the outcome of a second look."""
-        settled = dict(found)
-        for key, evaluation in found.items():
-            again = self.judged.confirmed.get(key)
-            if again is not None:
-                settled[key] = Reverification(proposals[key].task, evaluation, again).settled
-        if self._verification is None:
-            return settled
-        fresh = [key for key in found if key not in self._trusted and key not in self.judged.confirmed]
-        limits = {"above": self._verification.above, "leap": self._verification.leap}
-        doubtful = [key for key in fresh if is_suspicious(found[key], best[key[0]], **limits)]
-        for case in reverify([(proposals[key].task, found[key]) for key in doubtful], self._verification.pools):
-            self.judged.keep(case.second)
-            settled[case.first.task_sha256, case.first.candidate_sha256] = case.settled
-        left = [key for key in doubtful if settled[key].is_improvement]
-        for key, evaluation in self._checked([proposals[key] for key in left], [settled[key] for key in left]):
-            self.judged.keep(evaluation)
-            settled[key] = evaluation
+        confirmed = self.store.confirmed
+        counted = {key: settled(found, confirmed[key]) if key in confirmed else found for key, found in first.items()}
+        verifiers = self._context.judging.verifiers
+        if not (self._section.reverify and verifiers):
+            return counted
+        fresh = [key for key in first if key not in self._trusted and key not in confirmed]
+        limits = {"above": self._section.suspicious_speedup, "leap": self._section.suspicious_leap}
+        doubtful = [key for key in fresh if is_suspicious(first[key], best[key[0]], **limits)]
+        for key, second in zip(
+            doubtful, reverify([(proposals[key].task, first[key]) for key in doubtful], verifiers), strict=True
+        ):
+            self.store.add(second)
+            counted[key] = settled(first[key], second)
+        left = {key: counted[key] for key in doubtful if counted[key].is_improvement}
+        checker = self._context.judging.checker
+        if checker is not None and left:
+            counted |= self._checked(checker, next(iter(verifiers.values())), proposals, left)
         self._trusted |= set(fresh)
-        return settled
+        return counted
 
-    def _checked(self, proposals: Sequence[Proposal], evaluations: Sequence[Evaluation]) -> list[tuple[Key, Evaluation]]:
+    def _checked(
+        self, checker: HackChecker, pool: Evaluator, proposals: Mapping[Key, Proposal], left: Mapping[Key, Evaluation]
+    ) -> dict[Key, Evaluation]:
         """The deciding evaluations of candidates that the checker does not call clean."""
-        verification = self._verification
-        if verification is None or verification.checker is None or not proposals:
-            return []
-        pool = next(iter(verification.pools.values()))
-        reviews = verification.checker.review_all(
-            [(proposal.task, evaluation) for proposal, evaluation in zip(proposals, evaluations, strict=True)]
-        )
-        decided = []
-        for proposal, review in zip(proposals, reviews, strict=True):
-            deciding = deeper(pool, proposal.task, proposal.candidate, review, settings=verification.settings)
-            if deciding is not None:
-                decided.append((proposal.key, deciding))
-        return decided
+        reviews = checker.review_all([(proposals[key].task, evaluation) for key, evaluation in left.items()])
+        deciding: dict[Key, Evaluation] = {}
+        for key, review in zip(left, reviews, strict=True):
+            task, candidate = proposals[key].task, proposals[key].candidate
+            stricter = deeper(_OneByOne(pool), task, candidate, review, settings=self._context.judging.rewards.settings)
+            if stricter is not None:
+                self.store.add(stricter)
+                deciding[key] = stricter
+        return deciding
 
     def _note_hacks(self, evaluations: Iterable[Evaluation]) -> None:
         """Keep what the judge caught cheating in `hacks.jsonl`, for a later run's checker to know."""
         for evaluation in evaluations:
             reason = evaluation.reason
             if reason is not None and reason in CHEATING and evaluation.source:
+                if self._hacks is None:
+                    self._hacks = HackDatabase.packaged(self.store.run.path / "hacks.jsonl")
                 name = f"{reason} on {evaluation.task}"
                 self._hacks.add_confirmed(evaluation, CHEATING[reason], name=name, what=evaluation.detail or str(reason))
 
-    def _smoothed(self, rewards: Sequence[float | None]) -> list[float | None]:
-        known = [reward for reward in rewards if reward is not None]
-        if self.smoother is None or not known:
-            return list(rewards)
-        values = iter(self.smoother.smooth(known))
-        return [None if reward is None else next(values) for reward in rewards]
+    def _set_rewards(self, samples: Sequence[Sample]) -> None:
+        """Set scores by the named reward, and from them the rewards that training maximises."""
+        for sample in samples:
+            sample.is_copy = is_copy(sample)
+            if sample.estimate is not None:
+                sample.score = self._reward.estimated(sample.estimate)
+            elif sample.candidate is None or sample.evaluation is not None:
+                sample.score = self._reward(sample.evaluation)
+            # Any other candidate met a fault of the machine: it earns nothing, neither good nor bad.
+            worthless = sample.score is not None and sample.is_copy and self._section.copies == "floor"
+            sample.reward = self._reward.floor if worthless else sample.score
+        rewarded = [(sample, sample.reward) for sample in samples if sample.reward is not None]
+        if self.smoother is not None and rewarded:
+            smoothed = self.smoother.smooth([reward for _, reward in rewarded])
+            for (sample, _), value in zip(rewarded, smoothed, strict=True):
+                sample.reward = value
 
-    def _write(self, rollouts: Sequence[Rollout]) -> None:
-        """Append what is not there yet: a batch that is scored again after a kill was written once."""
+    def _record(self, samples: Sequence[Sample]) -> None:
+        """Set rollouts, and append those that are not there yet: a batch may be scored again after a kill."""
+        for sample in samples:
+            rollout = Rollout.of(sample, self._origin, smoothed=sample.reward if self.smoother is not None else None)
+            if self.baselines is not None:
+                name, speedup = self.baselines.best(sample.task.sha256)
+                rollout = rollout.model_copy(update={"baseline": name, "baseline_speedup": speedup})
+            sample.rollout = rollout
+        rollouts = [sample.rollout for sample in samples if sample.rollout is not None]
         new = [rollout for rollout in rollouts if _identity(rollout) not in self._logged]
         self._logged |= {_identity(rollout) for rollout in new}
         self._log.append(new)
 
+    def metrics(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Metrics of a batch that was scored."""
+        first = {(found.task_sha256, found.candidate_sha256): found for found in self.store.evaluations()}
+        values = rollout_metrics([sample.rollout for sample in samples if sample.rollout is not None], first)
+        if self._estimator is not None:
+            values |= self._estimator.metrics(sample.key or (sample.task.sha256, "") for sample in samples)
+        return values
 
-def is_copy(attempt: Attempt, proposal: Proposal | None) -> bool:
-    """Whether an answer's candidate is one of those that its prompt showed, but for comments and layout."""
-    if proposal is None or not attempt.prompt.shown:
+
+def is_copy(sample: Sample) -> bool:
+    """True when an answer's candidate is one of those that its prompt showed, but for comments and layout."""
+    if sample.candidate is None or not sample.prompt.shown:
         return False
-    said = _structure(proposal.candidate.source)
-    return any(_structure(shown.source) == said for shown in attempt.prompt.shown)
+    structure = _structure(sample.candidate.source)
+    return any(_structure(shown.source) == structure for shown in sample.prompt.shown)
 
 
 def _structure(source: str) -> str:

@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kernelwright.contrastive.context import Deadline, StageContext, StageResult, claim
-from kernelwright.contrastive.drawing import draw, drawn
+from kernelwright.contrastive.context import StageContext, StageResult, claim
+from kernelwright.contrastive.drawing import draw_once
+from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.fitting import Example, example_of, fit, is_learnt, read_examples, save_final, write_examples
 from kernelwright.contrastive.metrics import MetricsLog
 from kernelwright.contrastive.prompts import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.samplers import sampler_named
-from kernelwright.contrastive.scoring import Scored, Scorer
-from kernelwright.contrastive.settings import ModelSection, SelfSupervisedConfig
+from kernelwright.contrastive.samples import Origin, Sample
+from kernelwright.contrastive.scoring import Scorer
+from kernelwright.contrastive.settings import ModelSection, RewardSection, SelfSupervisedConfig
 from kernelwright.contrastive.split import TaskSplit, shuffled
 from kernelwright.contrastive.trained_model import model_name
 from kernelwright.errors import ConfigError
 from kernelwright.records import RunDirectory, Task
-from kernelwright.records.rewards import reward_named
 
 
 def train_self_supervised(
@@ -50,26 +51,23 @@ def train_self_supervised(
     done = int(state["rounds"])
     if done >= config.rounds and final.is_dir():
         return StageResult(True, str(final), done)
-    chat_name = model_name(config.model)
-    judged = context.judged(run, timed=config.timed)
-    database = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
-    if database is not None:
-        fill(database, config.exemplars.seeds)
-        database.add_all(judged.evaluations())
-    # Speed earns nothing here, so speeds are not doubted; an answer is right or not.
-    scorer = Scorer(
-        judged,
-        reward_named("success"),
-        form=config.prompt.answer,
+    origin = Origin(
         stage="self-supervised",
-        model=chat_name,
+        model=model_name(config.model),
         sampling=config.sampling.of(config.seed),
-        database=database,
+        form=config.prompt.answer,
     )
-    shown = prompt_maker(config.prompt, config.exemplars, device=context.device, database=database, seed=config.seed)
+    exemplars = ExemplarDatabase(run.path / "exemplars.sqlite") if config.exemplars_share else None
+    # Speed earns nothing here, so speeds are not doubted; an answer is right or not.
+    reward = RewardSection(name="success", smoothing=False, reverify=False)
+    scorer = Scorer(context, run, origin, reward, exemplars, timed=config.timed)
+    if exemplars is not None:
+        fill(exemplars, config.exemplars.seeds)
+        exemplars.add_all(scorer.store.evaluations())
+    shown = prompt_maker(config.prompt, config.exemplars, device=context.device, database=exemplars, seed=config.seed)
     plain = PromptMaker(config.prompt, context.device, sampler_named("none"), 0, None, config.seed)
     model, tokenizer = context.model.load(_reached(config.model, run, done), config.seed)
-    chat = context.model.sampler(model, tokenizer, chat_name, config.sampling.batch)
+    chat = context.model.sampler(model, tokenizer, origin.model, config.sampling.batch)
     with MetricsLog(run.path) as metrics:
         for number in range(done, config.rounds):
             if context.deadline.passed():
@@ -78,19 +76,22 @@ def train_self_supervised(
             dice = random.Random(config.seed * 1_000_003 + number)
             asked = [
                 (task, (shown if dice.random() < config.exemplars_share else plain).prompt(task, number))
-                for task in _tasks_of_round(split.train, config, number)
+                for task in tasks_of_round(split.train, config, number)
             ]
-            attempts = drawn(
+            samples = draw_once(
                 folder / "attempts.json",
-                lambda asked=asked, number=number: draw(  # type: ignore[misc]
-                    chat, asked, config.samples_per_task, config.sampling, step=number, seed=config.seed
-                ),
+                chat,
+                asked,
+                config.samples_per_task,
+                config.sampling,
+                step=number,
+                seed=config.seed,
             )
-            scored = scorer.score(attempts)
-            successes = _successes(scored, config)
-            values = scorer.metrics(scored)
-            context.say(
-                f"self-supervised: round {number}: {len(successes)} of {len(scored)} answers are correct, "
+            scorer.score(samples)
+            successes = examples_of_successes(samples, config)
+            values = scorer.metrics(samples)
+            context.log(
+                f"self-supervised: round {number}: {len(successes)} of {len(samples)} answers are correct, "
                 f"hack rate {values.get('hack_rate', 0.0):.3f}"
             )
             metrics.write(number, {f"self-supervised/{key}": value for key, value in values.items()})
@@ -122,7 +123,7 @@ def _reached(section: ModelSection, run: RunDirectory, done: int) -> ModelSectio
     return section.model_copy(update={"adapter": folder} if section.tuning == "lora" else {"base": str(folder)})
 
 
-def _tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number: int) -> list[Task]:
+def tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number: int) -> list[Task]:
     """Tasks in turn: every task comes up once before any comes up again."""
     order: list[Task] = []
     passes = 0
@@ -151,12 +152,12 @@ def _taught(config: SelfSupervisedConfig) -> list[Example]:
     return examples
 
 
-def _successes(scored: Sequence[Scored], config: SelfSupervisedConfig) -> list[Example]:
+def examples_of_successes(samples: Sequence[Sample], config: SelfSupervisedConfig) -> list[Example]:
+    """The answers that are learnt: those accepted and fast enough. A copy of an exemplar would teach copying."""
     examples = []
-    for item in scored:
-        # What repeats an exemplar is right and teaches copying.
-        if item.evaluation is not None and is_learnt(item.evaluation, config.slowest) and not item.copied:
-            example = example_of(item.attempt.task, item.attempt.prompt, item.evaluation, config.prompt.answer)
+    for sample in samples:
+        if sample.evaluation is not None and is_learnt(sample.evaluation, config.slowest) and not sample.is_copy:
+            example = example_of(sample.task, sample.prompt, sample.evaluation, config.prompt.answer)
             # What is reinforced is what was said, not what a teacher would have said.
-            examples.append(example.model_copy(update={"answer": item.attempt.completion.text}))
+            examples.append(example.model_copy(update={"answer": sample.completion.text}))
     return examples

@@ -202,6 +202,8 @@ class CheckerSection(_SettingsTable):
     """File of hacks found before, such as an earlier run's `hacks.jsonl`, which are known besides the packaged ones."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model, as in docs/models.md."""
+    samples: int = Field(default=1, ge=1)
+    """Answers of the model to each question, of which more than half must agree. Our choice."""
 
 
 class TeacherSection(_SettingsTable):
@@ -324,7 +326,8 @@ class RewardSection(_SettingsTable):
     """The reward that an evaluation earns (paper 2.4.4 and 3.2)."""
 
     name: str = "speedup"
-    """Name of the reward: `speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`."""
+    """Name of the reward: `speedup` (the paper's), `lower-bound`, `log`, `clamped`, `milestone` or `success`. For
+    `milestone` the stage measures torch.compile once on each task."""
     smoothing: bool = True
     """Rolling normalisation and clip (Eq. 6)."""
     copies: Literal["score", "floor"] = "score"

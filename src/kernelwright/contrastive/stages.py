@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from kernelwright.contrastive.context import StageContext, StageResult, stage_context
+from kernelwright.contrastive.evaluations import Log
 from kernelwright.contrastive.settings import ContrastiveConfig, SelfSupervisedConfig, StageConfig, SupervisedConfig
 from kernelwright.contrastive.split import TaskSplit, split_of
 from kernelwright.contrastive.trained_model import require_base, require_training_packages
 from kernelwright.records import RunDirectory
 
 
-def train(
-    config: StageConfig, out: Path, *, say: Callable[[str], None] = lambda line: None, limit_s: float | None = None
-) -> StageResult:
+def train(config: StageConfig, out: Path, *, log: Log = lambda line: None, limit_s: float | None = None) -> StageResult:
     """Train one stage on the tasks that its configuration leaves to training; the same directory goes on where it was.
 
     After `limit_s` seconds it saves and returns unfinished.
@@ -25,7 +23,7 @@ def train(
     """
     require_training_packages()
     split = split_of(config.tasks)
-    with stage_context(config.judge, config.checker, say=say, limit_s=limit_s) as context:
+    with stage_context(config.judge, config.checker, log=log, limit_s=limit_s) as context:
         if not (out / "final").is_dir():
             require_base(config.model)
         return train_with(config, split, RunDirectory(out), context)

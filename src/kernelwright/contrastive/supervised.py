@@ -6,16 +6,15 @@ import itertools
 import queue
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from kernelwright.contrastive.context import StageContext, StageResult, claim
-from kernelwright.contrastive.evaluations import JudgedRun, Proposal
+from kernelwright.contrastive.evaluations import Deadline, EarlierDeadline, Proposal, RunEvaluations
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.contrastive.fitting import Example, example_of, fit, is_learnt, read_examples, save_final, write_examples
 from kernelwright.contrastive.metrics import MetricsLog
-from kernelwright.contrastive.prompts import AnswerForm, Prompt, prompt_of
+from kernelwright.contrastive.prompts import Prompt, prompt_of
 from kernelwright.contrastive.settings import SupervisedConfig
 from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.teachers import ChatTeacher, teacher_named
@@ -49,7 +48,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
             "with each. Raise augmentation.attempts, or add teachers or tasks."
         )
     model, tokenizer = context.model.load(config.model, config.seed)
-    context.say(f"supervised: {len(examples)} examples")
+    context.log(f"supervised: {len(examples)} examples")
     with MetricsLog(run.path) as metrics:
         finished = fit(
             model,
@@ -60,7 +59,7 @@ def train_supervised(config: SupervisedConfig, split: TaskSplit, run: RunDirecto
             seed=config.seed,
             context=context,
             save_steps=config.save_steps,
-            on_log=lambda step, values: metrics.write(step, {f"sft/{name}": value for name, value in values.items()}),
+            metrics=metrics,
         )
     if not finished:
         return StageResult(False, None, 0)
@@ -85,11 +84,9 @@ def examples_of(
 PASS = 2
 """Variations of a task that a teacher is asked for in one pass over the tasks, so that a time limit leaves no task out."""
 
-Make = Callable[[str, AnswerForm, int, int], Policy]
-
 
 def augment(
-    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, context: StageContext, *, make: Make = teacher_named
+    config: SupervisedConfig, tasks: Sequence[Task], run: RunDirectory, context: StageContext
 ) -> list[Example] | None:
     """Judge the teachers' variations and write the correct ones to `examples.jsonl`.
 
@@ -104,31 +101,32 @@ def augment(
         InfrastructureError: a teacher cannot be reached, or most of a batch could not be judged.
     """
     settings = config.augmentation
-    judged = context.judged(run, timed=settings.timed)
-    teachers = [make(name, config.prompt.answer, settings.answer_chars, settings.attempts) for name in settings.teachers]
+    store = context.store(run, timed=settings.timed)
+    teachers: list[Policy] = [
+        context.teachers[name]
+        if name in context.teachers
+        else teacher_named(name, config.prompt.answer, settings.answer_chars, settings.attempts)
+        for name in settings.teachers
+    ]
     teachers += [ChatTeacher.open(section, config.prompt, run.path) for section in settings.models]
     exhausted: set[tuple[str, str]] = set()
-    enough = None if settings.seconds is None else time.monotonic() + settings.seconds
-
-    def stop() -> bool:
-        return context.deadline.passed() or (enough is not None and time.monotonic() >= enough)
-
+    enough = Deadline(settings.seconds)
     while not context.deadline.passed():
         batch: list[Proposal] = []
-        history = {task.sha256: judged.history(task) for task in tasks}
+        history = {task.sha256: store.history(task) for task in tasks}
         made = _proposals(config, tasks, teachers, history, context.device, exhausted, batch)
-        found = judged.judge(_ahead(made), stop=stop)
-        if not batch or (enough is not None and time.monotonic() >= enough):
+        judged = store.judge(_ahead(made), EarlierDeadline(enough, context.deadline))
+        if not batch or enough.passed():
             break
-        context.say(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in found.values())} correct")
+        context.log(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in judged.values())} correct")
         # A candidate that could not be judged would be proposed for ever.
-        exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in found)
+        exhausted.update((item.task.sha256, item.candidate.policy) for item in batch if item.key not in judged)
     else:
         return None
-    examples = _examples(config, tasks, judged, run, context.device)
+    examples = _examples(config, tasks, store, run, context.device)
     write_examples(run.path / "examples.jsonl", examples)
     solved = len({example.task for example in examples})
-    context.say(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
+    context.log(f"augmentation: {len(examples)} correct variations of {solved} of {len(tasks)} tasks")
     return examples
 
 
@@ -166,18 +164,8 @@ def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         pass
     made: queue.SimpleQueue[Proposal | None] = queue.SimpleQueue()
     unwanted = threading.Event()
-
-    def make() -> None:
-        try:
-            for proposal in proposals:
-                if unwanted.is_set():
-                    return
-                made.put(proposal)
-        finally:
-            made.put(None)
-
     with ThreadPoolExecutor(max_workers=1) as thread:
-        making = thread.submit(make)
+        making = thread.submit(_make, proposals, made, unwanted)
         try:
             while (proposal := made.get()) is not None:
                 yield proposal
@@ -186,22 +174,33 @@ def _ahead(proposals: Iterator[Proposal]) -> Iterator[Proposal]:
             unwanted.set()
 
 
+def _make(proposals: Iterator[Proposal], made: queue.SimpleQueue[Proposal | None], unwanted: threading.Event) -> None:
+    """Put proposals into a queue until they are unwanted, and None behind the last."""
+    try:
+        for proposal in proposals:
+            if unwanted.is_set():
+                return
+            made.put(proposal)
+    finally:
+        made.put(None)
+
+
 def _wanted(history: Sequence[Evaluation], teacher: Policy, attempts: int, successes: int) -> int:
     own = [found for found in history if found.policy == teacher.name]
     return max(0, min(attempts - len(own), successes - sum(found.accepted for found in own)))
 
 
 def _examples(
-    config: SupervisedConfig, tasks: Sequence[Task], judged: JudgedRun, run: RunDirectory, device: str
+    config: SupervisedConfig, tasks: Sequence[Task], store: RunEvaluations, run: RunDirectory, device: str
 ) -> list[Example]:
     share = config.augmentation.exemplars_share
     database = ExemplarDatabase(run.path / "exemplars.sqlite") if share else None
     if database is not None:
-        database.add_all(judged.evaluations())
+        database.add_all(store.evaluations())
     slowest, fastest = config.augmentation.slowest, config.augmentation.fastest
     examples = []
     for task in tasks:
-        for evaluation in (found for found in judged.history(task) if is_learnt(found, slowest, fastest)):
+        for evaluation in (found for found in store.history(task) if is_learnt(found, slowest, fastest)):
             prompt = _prompt(config, task, evaluation, database, device, share)
             examples.append(example_of(task, prompt, evaluation, config.prompt.answer))
     return examples

@@ -11,8 +11,8 @@ success      1 or 0: CUDA-L1's self-supervised stage (section 2.3)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kernelwright.errors import ConfigError
@@ -35,18 +35,13 @@ MILESTONE = 1.05
 """CUDA Agent's milestones are at 5 % faster."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Facts of an accepted candidate on which its reward depends."""
-
-    task: str
-    task_sha256: str
-    speedup: float | None
-    speedup_low: float | None
-    """Lower end of its interval; of an estimate, the estimate less its spread."""
+FLOORS = {"speedup": FLOOR, "lower-bound": FLOOR, "log": LOG_FLOOR, "clamped": FLOOR, "milestone": -1.0, "success": 0.0}
+"""Rewards by name, and what each gives for a failure."""
+BY_LOWER_BOUND = ("lower-bound", "milestone")
+"""Rewards of the lower end of a speedup's interval; the others take the speedup itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
     """A reward function."""
 
@@ -54,13 +49,16 @@ class Reward:
     """Name in a configuration."""
     floor: float
     """Reward of a rollout that failed, was rejected or cheated; no accepted one gets less."""
-    accepted: Callable[[Timed], float]
-    """Reward of an accepted candidate, before the floor."""
-    needs_time: bool = True
-    """True when an accepted candidate must have been timed."""
     baselines: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Speedup of the best baseline over the reference, by the task's hash: what a candidate's speedup is divided by; 1 where
     none is given."""
+    compile_speedups: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Speedup of torch.compile over the reference, by the task's hash, which `milestone` compares with."""
+
+    @property
+    def needs_time(self) -> bool:
+        """True when an accepted candidate must have been timed."""
+        return self.name != "success"
 
     def __call__(self, evaluation: Evaluation | None) -> float:
         """The reward of a rollout; None stands for an answer without a candidate.
@@ -70,20 +68,44 @@ class Reward:
         """
         if evaluation is None or not evaluation.accepted:
             return self.floor
-        return self._earned(Timed(evaluation.task, evaluation.task_sha256, evaluation.speedup, evaluation.speedup_low))
+        return self._earned(evaluation.task, evaluation.task_sha256, evaluation.speedup, evaluation.speedup_low)
 
-    def estimated(self, found: Screened) -> float:
-        """The reward of a candidate that was screened and not judged; raises as a call does."""
-        if not found.correct:
+    def estimated(self, screened: Screened) -> float:
+        """The reward of a candidate that was screened and not judged; raises as a call does.
+
+        The lower end of an estimate is the estimate less its spread.
+        """
+        if not screened.correct:
             return self.floor
-        estimate, spread = found.estimate, found.spread or 0.0
+        estimate, spread = screened.estimate, screened.spread or 0.0
         low = None if estimate is None else estimate * math.exp(-spread)
-        return self._earned(Timed(found.task, found.task_sha256, estimate, low))
+        return self._earned(screened.task, screened.task_sha256, estimate, low)
 
-    def _earned(self, found: Timed) -> float:
-        by = self.baselines.get(found.task_sha256, 1.0)
-        speedup, low = (None if value is None else value / by for value in (found.speedup, found.speedup_low))
-        return max(self.floor, self.accepted(replace(found, speedup=speedup, speedup_low=low)))
+    def _earned(self, task: str, task_sha256: str, speedup: float | None, low: float | None) -> float:
+        if not self.needs_time:
+            return max(self.floor, 1.0)
+        measured = low if self.name in BY_LOWER_BOUND else speedup
+        if measured is None:
+            raise ConfigError(
+                f"Wanted a timed evaluation of the task {task}; it was accepted without a time. "
+                "Turn timing on in the judge's settings, or take the reward `success`."
+            )
+        by = self.baselines.get(task_sha256, 1.0)
+        compiled = self.compile_speedups.get(task_sha256)
+        return max(self.floor, self._of_ratio(measured / by, None if compiled is None else compiled / by))
+
+    def _of_ratio(self, speedup: float, compiled: float | None) -> float:
+        """Reward of an accepted candidate, before the floor, by its and torch.compile's ratio to the baseline."""
+        match self.name:
+            case "log":
+                return min(LOG_LIMIT, math.log2(max(conservative(speedup), 2**-LOG_LIMIT)))
+            case "clamped":
+                return min(CLAMP, conservative(speedup))
+            case "milestone":
+                if speedup <= MILESTONE:
+                    return 1.0
+                return 3.0 if compiled is not None and speedup > MILESTONE * compiled else 2.0
+        return conservative(speedup)
 
 
 def conservative(speedup: float) -> float:
@@ -97,7 +119,7 @@ def reward_named(
     name: str,
     *,
     floor: float | None = None,
-    compile_speedups: Mapping[str, float] = MappingProxyType({}),
+    compile_speedups: Mapping[str, float] | None = None,
     baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> Reward:
     """A reward by its name.
@@ -107,50 +129,21 @@ def reward_named(
         floor: Reward of a failure, and the least of any rollout; None for the reward's own floor.
         compile_speedups: For `milestone`: torch.compile's own speedup by the task's hash. Other tasks cannot earn 3.
         baselines: Speedup of the best baseline by the task's hash, which candidates are compared with in place of the
-            reference; what is added to it later counts too.
+            reference; what is added to either later counts too.
 
     Raises:
-        ConfigError: there is no such reward.
+        ConfigError: there is no such reward, or it is `milestone` where nothing measures torch.compile.
     """
-
-    def milestone(evaluation: Timed) -> float:
-        faster = _low(evaluation)
-        if faster <= MILESTONE:
-            return 1.0
-        rival = compile_speedups.get(evaluation.task_sha256)
-        return 3.0 if rival is not None and faster > MILESTONE * rival else 2.0
-
-    known = {
-        "speedup": Reward("speedup", FLOOR, lambda found: conservative(_speedup(found))),
-        "lower-bound": Reward("lower-bound", FLOOR, lambda found: conservative(_low(found))),
-        "log": Reward("log", LOG_FLOOR, _log),
-        "clamped": Reward("clamped", FLOOR, lambda found: min(CLAMP, conservative(_speedup(found)))),
-        "milestone": Reward("milestone", -1.0, milestone),
-        "success": Reward("success", 0.0, lambda found: 1.0, needs_time=False),
-    }
-    if name not in known:
-        raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(known)}.")
-    chosen = replace(known[name], baselines=baselines)
-    return chosen if floor is None else replace(chosen, floor=floor)
-
-
-def _log(evaluation: Timed) -> float:
-    speedup = max(conservative(_speedup(evaluation)), 2**-LOG_LIMIT)
-    return min(LOG_LIMIT, math.log2(speedup))
-
-
-def _speedup(evaluation: Timed) -> float:
-    return _timed(evaluation, evaluation.speedup)
-
-
-def _low(evaluation: Timed) -> float:
-    return _timed(evaluation, evaluation.speedup_low)
-
-
-def _timed(evaluation: Timed, value: float | None) -> float:
-    if value is None:
+    if name not in FLOORS:
+        raise ConfigError(f"Wanted a reward, found `{name}`; known are {', '.join(FLOORS)}.")
+    if name == "milestone" and compile_speedups is None:
         raise ConfigError(
-            f"Wanted a timed evaluation of the task {evaluation.task}; it was accepted without a time. "
-            "Turn timing on in the judge's settings, or take the reward `success`."
+            "Wanted the speedup of torch.compile, which the reward `milestone` compares with; nothing here measures it. "
+            "Train with it, where the stage measures it once on each task, or take another reward."
         )
-    return value
+    return Reward(
+        name=name,
+        floor=FLOORS[name] if floor is None else floor,
+        baselines=baselines,
+        compile_speedups=compile_speedups if compile_speedups is not None else {},
+    )

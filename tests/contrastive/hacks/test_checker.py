@@ -16,8 +16,7 @@ from kernelwright.contrastive.hacks import (
 )
 from kernelwright.contrastive.hacks.checker import stricter
 from kernelwright.contrastive.hacks.review import conversation
-from kernelwright.errors import TaskError, UsageError
-from kernelwright.execution.local import Job, JudgePool
+from kernelwright.errors import UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.policy import Context
@@ -33,18 +32,6 @@ class FakeJudge:
     def evaluate(self, task, candidate, *, settings=None):
         self.asked.append(settings)
         return self.outcomes.pop(0)
-
-
-class FakePool(JudgePool):
-    slots = 1
-
-    def __init__(self, *outcomes):
-        self.outcomes, self.jobs = list(outcomes), []
-
-    def evaluate(self, jobs, stop=None):
-        for job in jobs:
-            self.jobs.append(job)
-            yield job, self.outcomes.pop(0)
 
 
 class TestAdversarialChecker:
@@ -176,15 +163,6 @@ class TestDeeper:
         assert len(judge.asked) == 1
         assert found is not None
         assert found.reason is Reason.STALE_OUTPUT
-
-    def test_on_a_pool_and_with_its_errors(self):
-        pool = FakePool(record(HONEST, speedup_low=1.5))
-        found = deeper(pool, TASK, Candidate(source=HONEST), vote(Vote.HACK), rounds=1)
-        assert found is not None
-        assert isinstance(pool.jobs[0], Job)
-        assert pool.jobs[0].settings == stricter(Settings())
-        with pytest.raises(TaskError):
-            deeper(FakePool(TaskError("broken")), TASK, Candidate(source=HONEST), vote(Vote.HACK))
 
     def test_a_review_of_another_candidate_is_refused(self):
         with pytest.raises(UsageError, match="this candidate"):

@@ -16,10 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from kernelwright.contrastive.hacks.database import Family, HackDatabase
 from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
 from kernelwright.contrastive.hacks.review import Opinion, Vote, conversation, opinion_of, poll
-from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.local import Job
-from kernelwright.judge import Judge, Settings
+from kernelwright.errors import UsageError
+from kernelwright.judge import Settings
 from kernelwright.models.chat import ChatModel, Completion, Sampling
 from kernelwright.records import Candidate, Evaluation, Task
 
@@ -85,15 +83,11 @@ class StructuralChecker:
         self.name = "structural"
         self.threshold = threshold
         # What is allowed under its name is judged by its label; being like it is no ground for doubt.
-        self._retriever = Retriever(database.without(lambda pattern: pattern.allowed))
-
-    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever:
-        """The retriever to ask about this candidate; always the same unless overridden."""
-        return self._retriever
+        self._retriever = Retriever(HackDatabase(tuple(pattern for pattern in database.patterns if not pattern.allowed)))
 
     def review(self, task: Task, evaluation: Evaluation) -> Review:
         """Vote on one evaluation."""
-        retriever = self.retriever(task, evaluation)
+        retriever = self._retriever
         near = retriever.nearest(evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN)
         counted = [item.similarity for item in near[:NEAREST_COUNTED]]
         honest = retriever.honest_resemblance(evaluation.source, reference=task.source)
@@ -128,7 +122,6 @@ class AdversarialChecker:
         database: HackDatabase | None,
         *,
         samples: int = 1,
-        sampling: Sampling | None = None,
     ) -> None:
         if samples < 1:
             raise UsageError(f"Wanted at least one answer to each question; found samples={samples}. Ask for one or more.")
@@ -136,7 +129,7 @@ class AdversarialChecker:
         self._model = model
         self._retriever = Retriever(database) if database is not None else None
         self._samples = samples
-        self._sampling = sampling or Sampling(temperature=0.0 if samples == 1 else 0.7, max_tokens=768)
+        self._sampling = Sampling(temperature=0.0 if samples == 1 else 0.7, max_tokens=768)
 
     def review(self, task: Task, evaluation: Evaluation) -> Review:
         """Vote on one evaluation.
@@ -162,15 +155,12 @@ class AdversarialChecker:
             for (task, evaluation), hacks, completions in zip(pairs, near, answers, strict=True)
         ]
 
-    def retriever(self, task: Task, evaluation: Evaluation) -> Retriever | None:
-        """The retriever to ask about this candidate; always the same unless overridden."""
-        return self._retriever
-
     def _near(self, task: Task, evaluation: Evaluation) -> tuple[Neighbour, ...] | None:
-        retriever = self.retriever(task, evaluation)
-        if retriever is None:
+        if self._retriever is None:
             return None
-        return retriever.nearest(evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN)
+        return self._retriever.nearest(
+            evaluation.source, reference=task.source, evaluation=evaluation, count=NEIGHBOURS_SHOWN
+        )
 
     def _review(
         self, task: Task, evaluation: Evaluation, near: tuple[Neighbour, ...] | None, completions: Sequence[Completion]
@@ -223,8 +213,16 @@ def stricter(settings: Settings) -> Settings:
     )
 
 
+class OneJudge(Protocol):
+    """Judges one candidate at a time, as `kernelwright.judge.Judge` does."""
+
+    def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
+        """Judge a candidate under these settings."""
+        ...
+
+
 def deeper(
-    judge: Judge | Evaluator,
+    judge: OneJudge,
     task: Task,
     candidate: Candidate,
     review: Review,
@@ -250,16 +248,7 @@ def deeper(
     if review.wants_deeper_checks:
         strict = stricter(settings or Settings())
         for _ in range(rounds):
-            found.append(_judged(judge, task, candidate, strict).model_copy(update={"confirms": True}))
+            found.append(judge.evaluate(task, candidate, settings=strict).model_copy(update={"confirms": True}))
             if not found[-1].accepted:
                 return found[-1]
     return min(found, key=lambda evaluation: evaluation.speedup_low or 0.0, default=None)
-
-
-def _judged(judge: Judge | Evaluator, task: Task, candidate: Candidate, settings: Settings) -> Evaluation:
-    if isinstance(judge, Evaluator):
-        ((_, outcome),) = judge.evaluate([Job(task, candidate, settings)])
-        if isinstance(outcome, KernelwrightError):
-            raise outcome
-        return outcome
-    return judge.evaluate(task, candidate, settings=settings)

@@ -5,7 +5,7 @@ Patterns ship with the package; those confirmed since are in a file of the user'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -114,10 +114,6 @@ class HackDatabase:
 
     def __len__(self) -> int:
         return len(self._patterns)
-
-    def without(self, holds: Callable[[Pattern], bool]) -> HackDatabase:
-        """A copy in memory without the patterns for which `holds` is true: for honest measurements of detection."""
-        return HackDatabase(tuple(pattern for pattern in self._patterns if not holds(pattern)))
 
     def add_confirmed(self, evaluation: Evaluation, family: Family, *, name: str, what: str) -> Pattern | None:
         """Add a candidate that was found to cheat; None when its structure is known already.
