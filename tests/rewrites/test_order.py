@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.order import PACKAGED, Order, Place, learning, order_in_use, read_order
-from kernelwright.rewrites.order.learning import Searched, Techniques, found_elsewhere, kind_of, learn, shares
+from kernelwright.rewrites.order.learning import Searched, by_order, found_elsewhere, kind_of, learn, shares
 from kernelwright.rewrites.tracing import trace
 from tests.rewrites.samples import task_text
 
@@ -123,12 +122,10 @@ def test_a_task_is_known_by_what_it_launches_moves_and_computes() -> None:
 
 
 def test_the_share_of_a_full_search_that_the_first_candidates_reach() -> None:
-    def tiled_first(one: Searched) -> Sequence[Techniques]:
-        return sorted(one.gains, key=lambda names: -Order({"tiled": 1.0, "graph": 0.5}).gain(names, one.place))
-
-    assert shares(SEARCHES[:1], lambda one: [*one.gains])[2] == round(2.0 / 2.4, 3)
-    assert shares(SEARCHES[:1], tiled_first)[2] == 1.0
-    assert shares(SEARCHES, tiled_first)[2] == round(math.sqrt(1.2 / 2.5), 3)
+    tiled_first = [(one, by_order(one, Order({"tiled": 1.0, "graph": 0.5}))) for one in SEARCHES]
+    assert shares([(one, [*one.gains]) for one in SEARCHES[:1]])[2] == round(2.0 / 2.4, 3)
+    assert shares(tiled_first[:1])[2] == 1.0
+    assert shares(tiled_first)[2] == round(math.sqrt(1.2 / 2.5), 3)
     assert (kind_of(CONVOLUTION), kind_of(PRODUCT), kind_of(NOTHING)) == ("convolution", "product", "other")
 
 

@@ -90,7 +90,7 @@ def keep_contract(graph: OperatorGraph) -> None:
 
 
 def _matters(tensor: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether other strides are another layout: those of dimensions of size 1 are meaningless."""
+    """True where other strides are another layout: those of dimensions of size 1 are meaningless."""
     return any(size > 1 and have != want for size, have, want in zip(tensor.shape, tensor.stride(), strides, strict=True))
 
 
@@ -256,12 +256,12 @@ def module(
 
     Args:
         source: The task's text.
-        trace: Where the graphs come from.
+        trace: Origin of the graphs.
         graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their
         contract.
-        techniques: What was done, for the reader.
-        respelled: Whether it is the reference's arithmetic in other words, which the text then says.
-        captured: Whether a CUDA graph will hold it. A method, `GUARD`, then tells which calls the code is for; the
+        techniques: Names of changes, for the reader.
+        respelled: True where it is the reference's arithmetic in other words, which the text then says.
+        captured: True where a CUDA graph will hold it. A method, `GUARD`, then tells which calls the code is for; the
         reference has the others, which a graph may be unable to hold.
 
     Raises:
@@ -332,5 +332,5 @@ def copy_graph(graph: OperatorGraph) -> OperatorGraph:
 
 
 def uses(graph: OperatorGraph, *packets: Any) -> bool:
-    """Whether a graph has a call of one of these operators."""
+    """True where a graph has a call of one of these operators."""
     return bool(Editor(graph.graph, graph.mode).nodes(*packets))

@@ -39,17 +39,17 @@ def numel(node: fx.Node) -> int:
 
 
 def is_tensor(item: Any) -> bool:
-    """Whether `item` is a node that stands for one tensor."""
+    """True where `item` is a node that stands for one tensor."""
     return isinstance(item, fx.Node) and isinstance(item.meta.get("val"), torch.Tensor)
 
 
 def is_float(node: fx.Node) -> bool:
-    """Whether a node's tensor is of floating point."""
+    """True where a node's tensor is of floating point."""
     return value(node).is_floating_point()
 
 
 def is_call(item: Any, *packets: Operator) -> bool:
-    """Whether `item` is a call of one of these operators, in any overload."""
+    """True where `item` is a call of one of these operators, in any overload."""
     if not isinstance(item, fx.Node) or item.op != "call_function":
         return False
     packet = getattr(item.target, "overloadpacket", item.target)
@@ -155,7 +155,7 @@ def numbers(item: Any, count: int) -> tuple[int, ...]:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
+    """True where a node draws random numbers."""
     if node.op != "call_function":
         return False
     if is_call(node, aten.dropout, aten.feature_dropout, aten.alpha_dropout):
@@ -170,13 +170,13 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Whether an ATen call writes to one of its arguments."""
+    """True where an ATen call writes to one of its arguments."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Whether a call changes something besides making its result: a buffer, or state of a norm."""
+    """True where a call changes something besides making its result: a buffer, or state of a norm."""
     if node.op != "call_function":
         return node.op in ("output", "placeholder")
     if is_mutable(node):
@@ -286,7 +286,7 @@ def _channels_last(item: Any) -> Any:
 
 
 def can_be_channels_last(graph: fx.Graph, mode: FakeTensorMode) -> bool:
-    """Whether every `view` still is one when 4-d inputs and state are in channels-last layout."""
+    """True where every `view` still is one when 4-d inputs and state are in channels-last layout."""
     values: dict[fx.Node, Any] = {}
     with mode, without_steps(), torch.no_grad():
         for node in graph.nodes:

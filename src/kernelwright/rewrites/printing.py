@@ -249,7 +249,7 @@ Described = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
 def _is_same(name: str, node: fx.Node) -> bool:
-    """Whether Python's function takes the operator's arguments and makes a result of its shape and type.
+    """True where Python's function takes the operator's arguments and makes a result of its shape and type.
 
     `torch.einsum` knows no `path`, `Tensor.to` takes its memory format by keyword only, and the default reduction of
     `torch.kl_div` is none, where the operator's is the mean.
@@ -274,7 +274,7 @@ def _described(tensor: torch.Tensor) -> Described:
 
 @functools.lru_cache(maxsize=4096)
 def _makes(text: str, sources: tuple[Described, ...], wanted: tuple[tuple[tuple[int, ...], torch.dtype], ...]) -> bool:
-    """Whether an expression over `value_0`, `value_1`, ... makes tensors of these shapes and types."""
+    """True where an expression over `value_0`, `value_1`, ... makes tensors of these shapes and types."""
     with without_steps(), FakeTensorMode():
         names: dict[str, Any] = {
             f"value_{index}": torch.empty_strided(sizes, strides, dtype=dtype, device=device)

@@ -130,13 +130,13 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _shares_storage(node: fx.Node) -> bool:
-    """Whether another value may look at this one's storage: it is a view, or has views."""
+    """True where another value may look at this one's storage: it is a view, or has views."""
     candidates = (node, *(user for user in node.users if is_tensor(user)))
     return any(is_view_call(item) and not is_mutable(item) for item in candidates)
 
 
 def is_view_call(node: fx.Node) -> bool:
-    """Whether a call's result may share storage with its first argument."""
+    """True where a call's result may share storage with its first argument."""
     schema = getattr(node.target, "_schema", None)
     aliases = schema is not None and any(result.alias_info is not None for result in schema.returns)
     # These say nothing in their schema and may or may not copy.
@@ -144,7 +144,7 @@ def is_view_call(node: fx.Node) -> bool:
 
 
 def aliases_placeholder(node: fx.Node) -> bool:
-    """Whether a value may share storage with an input or with state."""
+    """True where a value may share storage with an input or with state."""
     while node.op == "call_function" and is_view_call(node) and is_tensor(node.args[0]):
         node = cast(fx.Node, node.args[0])
     return node.op == "placeholder"
@@ -312,7 +312,7 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
 
 
 def _is_function_beside(model: nn.Module, item: Any) -> bool:
-    """Whether it is a function of the model's own module, which the candidate has under the same name."""
+    """True where it is a function of the model's own module, which the candidate has under the same name."""
     return isinstance(item, types.FunctionType) and type(model).forward.__globals__.get(item.__name__) is item
 
 
@@ -328,12 +328,14 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 
 
 def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
-    with without_steps(), _attention_as_in_inference(model), _attributes_set(model) as new:
+    watch = _AttributeWatch()
+    hooks = model.register_forward_pre_hook(watch.start), model.register_forward_hook(watch.end)
+    with without_steps(), _attention_as_in_inference(model), hooks[0], hooks[1]:
         exported = torch.export.export(model, inputs, strict=False)
     # The exporter takes what a call reads of an attribute for a constant, and drops what the call leaves there.
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     read = {spec.target for spec in exported.graph_signature.input_specs if spec.arg.name in used}
-    if carried := sorted(new & read):
+    if carried := sorted(watch.new & read):
         raise CarriedStateError(f"it keeps a state between calls in {', '.join(carried)}")
     return exported
 
@@ -342,22 +344,21 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.Exporte
 def _attention_as_in_inference(model: nn.Module) -> Iterator[None]:
     """Results of attention layers lie in memory as in inference, where PyTorch computes some by one operator of its own. It
     does not while it is traced, and what it does then leaves a batch's sequences side by side."""
-
-    def laid_out(
-        layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], result: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
-        return (result[0].contiguous(), *result[1:]) if _is_one_operator(layer, arguments) else result
-
     with contextlib.ExitStack() as hooks:
         for child in model.modules():
             if type(child) is nn.MultiheadAttention:
-                hooks.enter_context(child.register_forward_hook(laid_out, with_kwargs=True))
+                hooks.enter_context(child.register_forward_hook(_laid_out, with_kwargs=True))
         yield
 
 
+def _laid_out(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook's answer: the result of an attention layer as it lies in inference."""
+    arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
+    return (result[0].contiguous(), *result[1:]) if _is_one_operator(layer, arguments) else result
+
+
 def _is_one_operator(layer: Any, given: dict[str, Any]) -> bool:
-    """Whether `torch.nn.MultiheadAttention` computes such a call by one operator in inference, by its own conditions."""
+    """True where `torch.nn.MultiheadAttention` computes such a call by one operator in inference, by its own conditions."""
     query = given["query"]
     masks = [given.get(name) for name in ("attn_mask", "key_padding_mask")]
     return (
@@ -374,30 +375,32 @@ def _is_one_operator(layer: Any, given: dict[str, Any]) -> bool:
     )
 
 
-@contextlib.contextmanager
-def _attributes_set(model: nn.Module) -> Iterator[set[str]]:
-    """Paths of the attributes in which calls leave a tensor that they have made; `x.to` makes none where `x` is there."""
+class _AttributeWatch:
+    """Watches the attributes in which a module's calls leave a tensor that they have made."""
 
-    def attributes() -> dict[str, torch.Tensor]:
-        return {
-            f"{prefix}.{name}".removeprefix("."): item
-            for prefix, child in model.named_modules()
-            for name, item in vars(child).items()
-            if isinstance(item, torch.Tensor)
-        }
+    def __init__(self) -> None:
+        self.new: set[str] = set()
+        """Paths of these attributes. `x.to` makes no tensor where `x` is there already."""
+        self._before: list[torch.Tensor] = []
 
-    new: set[str] = set()
-    before: list[torch.Tensor] = []
+    def start(self, model: nn.Module, _: Any) -> None:
+        """A hook before a call: keep the tensors that there are."""
+        self._before += _attributes(model).values()
 
-    def compare(*_: Any) -> None:
-        known = set(map(id, before))
-        new.update(path for path, item in attributes().items() if id(item) not in known)
+    def end(self, model: nn.Module, *_: Any) -> None:
+        """A hook after a call: note the attributes with other tensors."""
+        known = set(map(id, self._before))
+        self.new.update(path for path, item in _attributes(model).items() if id(item) not in known)
 
-    with (
-        model.register_forward_pre_hook(lambda *_: before.extend(attributes().values())),
-        model.register_forward_hook(compare),
-    ):
-        yield new
+
+def _attributes(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors in plain attributes of a module and its children, by their paths."""
+    return {
+        f"{prefix}.{name}".removeprefix("."): item
+        for prefix, child in model.named_modules()
+        for name, item in vars(child).items()
+        if isinstance(item, torch.Tensor)
+    }
 
 
 def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signature: tuple[Input, ...]) -> OperatorGraph:

@@ -93,7 +93,7 @@ RESPELLING = frozenset(
 """Techniques of the built-in policy whose work torch.compile does by itself: behind it they are no optimisation."""
 KNOWN = frozenset(
     {
-        "656b1692362a7b63",  # _Recording, rewrites/wrappers.py
+        "656b1692362a7b63",  # _Recording, rewrites/templates/wrapper_recording.py.txt
         "31994751de9ea881",  # _Recording with direct copies, the same
         "87c7d5e0e9f4a870",  # _beside, the same
         "4c1036089f312c63",  # _build, rewrites/templates/fused_build.py.txt

@@ -44,13 +44,13 @@ class Place:
     launches: int = 0
     """Operators that compute something; 0 where there is no graph, of which no more is known."""
     bytes: int = 0
-    """Of all tensors of its graph."""
+    """Size of all tensors of its graph."""
     operations: int = 0
-    """Of its products and convolutions."""
+    """Multiplications and additions of its products and convolutions."""
 
     @classmethod
     def of(cls, traced: Trace | None) -> Place:
-        """That of a traced task; of one without a graph nothing is known."""
+        """The place of a traced task; of one without a graph nothing is known."""
         if traced is None:
             return cls()
         nodes = list(traced.training.graph.nodes)
@@ -123,7 +123,7 @@ class Order:
         return sum(self.weights.get(name, 0.0) * value for name, value in features(techniques, place))
 
     def knows(self, techniques: Iterable[str]) -> bool:
-        """Whether searches have used all of these."""
+        """True where searches have used all of these."""
         return all(name in self.weights for name in techniques)
 
     def write(self, path: Path) -> None:

@@ -14,7 +14,7 @@ import math
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +28,12 @@ from kernelwright.rewrites.order import Order, Place, features
 from kernelwright.rewrites.tracing import UntraceableError, trace
 
 STRENGTH = 2.0
-"""Of the penalty on squared weights. Between 1 and 8 the result hardly depends on it."""
+"""Factor of the penalty on squared weights. Between 1 and 8 the result hardly depends on it."""
 SHARPNESS = 5.0
 """Power of an estimate with which a candidate counts among those of its task: 1.15 times as fast counts twice. Between 3 and
 14 the result hardly depends on it."""
 WRONG = 0.5
-"""What a candidate counts that was not right when it was screened. Our choice."""
+"""Estimate of a candidate that was not right when it was screened. Our choice."""
 LEAST, MOST = 0.3, 20.0
 """Estimates are cut there: far off they say little about other tasks. Our choice."""
 SHARE_AT = (2, 4, 6, 8, 12)
@@ -57,34 +57,46 @@ class Searched:
 
 
 def learn(searched: Sequence[Searched], strength: float = STRENGTH) -> Order:
-    """The order that these searches lead to."""
+    """The order that these searches lead to.
+
+    Args:
+        strength: Factor of the penalty on squared weights.
+    """
     columns: dict[str, int] = {}
     rows, places, values, wanted, starts = [0], list[int](), list[float](), list[float](), list[int]()
-    for one in searched:
+    for search in searched:
         starts.append(len(wanted))
-        powers = [min(max(gain, LEAST), MOST) ** SHARPNESS for gain in one.gains.values()]
+        powers = [min(max(gain, LEAST), MOST) ** SHARPNESS for gain in search.gains.values()]
         wanted += [power / sum(powers) for power in powers]
-        for techniques in one.gains:
-            for name, value in features(techniques, one.place):
+        for techniques in search.gains:
+            for name, value in features(techniques, search.place):
                 places.append(columns.setdefault(name, len(columns)))
                 values.append(value)
             rows.append(len(values))
     if not wanted:
         return Order({})
     matrix = csr_array((values, places, rows), shape=(len(wanted), len(columns)))
+    given = (matrix, np.array(starts), np.array(wanted), strength)
+    best = minimize(_loss, np.zeros(len(columns)), given, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    return Order(dict(zip(columns, best.x.tolist(), strict=True)))
+
+
+def _loss(
+    weights: np.ndarray, matrix: csr_array, starts: np.ndarray, wanted: np.ndarray, strength: float
+) -> tuple[float, np.ndarray]:
+    """Cross-entropy and penalty, and their slopes.
+
+    Args:
+        matrix: Features of all candidates, those of a task one after another.
+        starts: First row of each task.
+        wanted: Share of each candidate in its task.
+    """
     task_of_row = np.repeat(np.arange(len(starts)), np.diff([*starts, len(wanted)]))
-    shares_wanted = np.array(wanted)
-
-    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        """Cross-entropy and penalty, and their slopes."""
-        scores = matrix @ weights
-        scores -= np.maximum.reduceat(scores, starts)[task_of_row]
-        logs = scores - np.log(np.add.reduceat(np.exp(scores), starts))[task_of_row]
-        value = strength / 2 * weights @ weights - shares_wanted @ logs
-        return float(value), matrix.T @ (np.exp(logs) - shares_wanted) + strength * weights
-
-    found = minimize(loss, np.zeros(len(columns)), jac=True, method="L-BFGS-B", options={"maxiter": 500})
-    return Order(dict(zip(columns, found.x.tolist(), strict=True)))
+    scores = matrix @ weights
+    scores -= np.maximum.reduceat(scores, starts)[task_of_row]
+    logs = scores - np.log(np.add.reduceat(np.exp(scores), starts))[task_of_row]
+    value = strength / 2 * weights @ weights - wanted @ logs
+    return float(value), matrix.T @ (np.exp(logs) - wanted) + strength * weights
 
 
 def searches_in(run: RunDirectory) -> list[Searched]:
@@ -130,52 +142,56 @@ def kind_of(place: Place) -> str:
     return "other"
 
 
-def shares(searched: Sequence[Searched], order: Callable[[Searched], Sequence[Techniques]]) -> dict[int, float]:
-    """Geometric mean over tasks of the best of the first so many candidates, over the best of all."""
-    found: dict[int, list[float]] = {count: [] for count in SHARE_AT}
-    for one in searched:
-        names = order(one)
-        whole = max(1.0, *one.gains.values())
-        for count, logs in found.items():
-            logs.append(math.log(max(1.0, *(one.gains[each] for each in names[:count])) / whole))
-    return {count: round(math.exp(sum(logs) / len(logs)), 3) for count, logs in found.items() if logs}
+def shares(ordered: Iterable[tuple[Searched, Sequence[Techniques]]]) -> dict[int, float]:
+    """Geometric mean over tasks of the best of the first so many candidates, over the best of all.
+
+    Args:
+        ordered: Searches, each with its candidates in the order that is compared.
+    """
+    logs: dict[int, list[float]] = {count: [] for count in SHARE_AT}
+    for search, names in ordered:
+        whole = max(1.0, *search.gains.values())
+        for count in SHARE_AT:
+            logs[count].append(math.log(max(1.0, *(search.gains[name] for name in names[:count])) / whole))
+    return {count: round(math.exp(sum(each) / len(each)), 3) for count, each in logs.items() if each}
 
 
-def found_elsewhere(one: Searched, searched: Sequence[Searched]) -> dict[Techniques, float]:
+def found_elsewhere(search: Searched, searched: Sequence[Searched]) -> dict[Techniques, float]:
     """Mean logarithms of what other searches of a task found of those of its candidates that they looked at."""
-    others = [other.gains for other in searched if other.task_sha256 == one.task_sha256 and other is not one]
-    logs = {names: [math.log(gains[names]) for gains in others if names in gains] for names in one.gains}
+    others = [other.gains for other in searched if other.task_sha256 == search.task_sha256 and other is not search]
+    logs = {names: [math.log(gains[names]) for gains in others if names in gains] for names in search.gains}
     return {names: sum(several) / len(several) for names, several in logs.items() if several}
 
 
-def _say_what_it_is_worth(searched: Sequence[Searched]) -> None:
+def by_gain(search: Searched, gains: Mapping[Techniques, float]) -> list[Techniques]:
+    """A search's candidates, those with the largest of these gains first and those without one last."""
+    return sorted(search.gains, key=lambda names: -gains.get(names, -math.inf))
+
+
+def by_order(search: Searched, order: Order) -> list[Techniques]:
+    """A search's candidates as an order puts them."""
+    return by_gain(search, {names: order.gain(names, search.place) for names in search.gains})
+
+
+def _print_worth(searched: Sequence[Searched]) -> None:
     """Print what orders reach on all tasks, and on those of which another search says what an order could reach at best."""
-    families = sorted({kind_of(one.place) for one in searched})
-    apart = {name: learn([one for one in searched if kind_of(one.place) != name]) for name in families}
-    elsewhere = {id(one): found_elsewhere(one, searched) for one in searched}
-    twice = [one for one in searched if len(elsewhere[id(one)]) >= KNOWN * len(one.gains)]
+    families = sorted({kind_of(search.place) for search in searched})
+    apart = {name: learn([search for search in searched if kind_of(search.place) != name]) for name in families}
+    learnt = [(search, by_order(search, apart[kind_of(search.place)])) for search in searched]
+    elsewhere = [found_elsewhere(search, searched) for search in searched]
+    twice = [place for place, search in enumerate(searched) if len(elsewhere[place]) >= KNOWN * len(search.gains)]
     draw = random.Random(0)
-
-    def learnt(one: Searched) -> Sequence[Techniques]:
-        order = apart[kind_of(one.place)]
-        return sorted(one.gains, key=lambda names: -order.gain(names, one.place))
-
-    def shuffled(one: Searched) -> Sequence[Techniques]:
-        return draw.sample([*one.gains], len(one.gains))
-
-    def known(one: Searched) -> Sequence[Techniques]:
-        return sorted(one.gains, key=lambda names: -elsewhere[id(one)].get(names, -math.inf))
-
-    print(f"{len(searched)} tasks, {sum(len(one.gains) for one in searched)} candidates, {len(families)} families")
+    compared: dict[str, list[tuple[Searched, list[Techniques]]]] = {
+        "as they were looked at": [(search, [*search.gains]) for search in searched],
+        "at random": [(search, draw.sample([*search.gains], len(search.gains))) for search in [*searched] * SHUFFLES],
+        "learnt, family left out": learnt,
+        f"the same of {len(twice)} searches": [learnt[place] for place in twice],
+        "as others found there": [(searched[place], by_gain(searched[place], elsewhere[place])) for place in twice],
+    }
+    print(f"{len(searched)} tasks, {sum(len(search.gains) for search in searched)} candidates, {len(families)} families")
     print("best of the first      " + "".join(f"{count:8}" for count in SHARE_AT))
-    for name, order, tasks in (
-        ("as they were looked at", lambda one: [*one.gains], searched),
-        ("at random", shuffled, [*searched] * SHUFFLES),
-        ("learnt, family left out", learnt, searched),
-        (f"the same of {len(twice)} searches", learnt, twice),
-        ("as others found there", known, twice),
-    ):
-        print(f"{name:23}" + "".join(f"{share:8.3f}" for share in shares(tasks, order).values()))
+    for name, ordered in compared.items():
+        print(f"{name:23}" + "".join(f"{share:8.3f}" for share in shares(ordered).values()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KernelwrightError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
-    _say_what_it_is_worth(searched)
+    _print_worth(searched)
     learn(searched).write(options.out)
     print(f"written  {options.out}")
     return 0

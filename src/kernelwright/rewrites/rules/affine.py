@@ -223,7 +223,7 @@ def sink_constants(editor: Editor, node: fx.Node) -> fx.Node | None:
 
 
 def pools_plainly(node: fx.Node) -> bool:
-    """Whether every window of an average pool lies inside the input and is divided by its size."""
+    """True where every window of an average pool lies inside the input and is divided by its size."""
     padded = any(numbers(argument(node, "padding"), 1))
     return not padded and not argument(node, "ceil_mode") and argument(node, "divisor_override") is None
 

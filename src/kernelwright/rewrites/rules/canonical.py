@@ -427,7 +427,7 @@ def _centred(node: fx.Node | None) -> tuple[fx.Node, tuple[int, ...]] | None:
 
 
 def _is_variance(node: fx.Node, x: fx.Node, centred: fx.Node, dims: tuple[int, ...]) -> bool:
-    """Whether this is the biased variance of `x` over `dims`, by `var` or as the mean of squares of the centred values."""
+    """True for the biased variance of `x` over `dims`, by `var` or as the mean of squares of the centred values."""
     rank = len(shape(x))
     if node.op != "call_function" or not argument(node, "keepdim"):
         return False

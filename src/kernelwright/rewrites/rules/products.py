@@ -95,7 +95,7 @@ def _diagonal_of(node: fx.Node) -> fx.Node | None:
 
 
 def _is_main_diagonal(node: fx.Node, rank: int) -> bool:
-    """Whether `diagonal` or `diag_embed` is about the main diagonal of the last two dimensions."""
+    """True where `diagonal` or `diag_embed` is about the main diagonal of the last two dimensions."""
     dims = {argument(node, name) % rank for name in ("dim1", "dim2")}
     return dims == {rank - 1, rank - 2} and not argument(node, "offset")
 
@@ -361,8 +361,10 @@ def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
 
 
 def _lies_heads_inside(query: fx.Node, values: fx.Node) -> bool:
-    """Whether PyTorch attends to such long queries by its memory-efficient kernel on a GPU: the others take 256 numbers at
-    most, and what is not aligned for any is computed by products."""
+    """True where PyTorch attends to such long queries by its memory-efficient kernel on a GPU.
+
+    Its other kernels take 256 numbers at most, and what is not aligned for any is computed by products.
+    """
     whole = all(shape(one)[-1] * value(one).element_size() % 16 == 0 for one in (query, values))
     return whole and len(shape(query)) == 4 and dtype(query) in (torch.float32, torch.float16, torch.bfloat16)
 
@@ -402,7 +404,7 @@ def attention(editor: Editor, node: fx.Node) -> fx.Node | None:
 
 
 def _is_causal(kind: str, mask: fx.Node, rows: int, columns: int) -> bool:
-    """Whether a mask is made from constants and hides from every query exactly the later keys."""
+    """True where a mask is made from constants and hides from every query exactly the later keys."""
     constant = _evaluate(mask)
     if constant is None or rows != columns:
         return False
@@ -474,14 +476,14 @@ def _either_way(product: fx.Node | None) -> tuple[tuple[fx.Node, fx.Node], ...]:
 
 
 def _is_transposed(node: fx.Node) -> bool:
-    """Whether a tensor (batch, heads, length, width) is a view of one (batch, length, heads, width)."""
+    """True where a tensor (batch, heads, length, width) is a view of one (batch, length, heads, width)."""
     if not is_call(node, aten.transpose) or len(shape(node)) != 4:
         return False
     return {int(argument(node, name)) % 4 for name in ("dim0", "dim1")} == {1, 2}
 
 
 def _swaps_halves(node: fx.Node, query: fx.Node) -> bool:
-    """Whether a tensor is the last half of a query, negated, before its first half."""
+    """True where a tensor is the last half of a query, negated, before its first half."""
     if not is_call(node, aten.cat) or len(node.users) > 1 or int(argument(node, "dim")) % 4 != 3:
         return False
     half = shape(query)[-1] // 2

@@ -217,7 +217,7 @@ def pool_before_1x1_convolution(editor: Editor, node: fx.Node) -> fx.Node | None
 
 
 def is_pointwise(convolution: fx.Node) -> bool:
-    """Whether a convolution looks at one pixel only and keeps the grid."""
+    """True where a convolution looks at one pixel only and keeps the grid."""
     kernel = shape(argument(convolution, "weight"))[2:]
     padding = argument(convolution, "padding")
     if isinstance(padding, str):
@@ -245,7 +245,7 @@ ALWAYS_INCREASING = (
 
 
 def _is_increasing(node: fx.Node) -> bool:
-    """Whether an operator never decreases when its first argument grows, whatever the input.
+    """True where an operator never decreases when its first argument grows, whatever the input.
 
     GELU, SiLU, Mish and hardswish dip below zero and are not among them.
     """
