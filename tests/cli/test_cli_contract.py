@@ -18,6 +18,7 @@ import pytest
 
 import kernelwright
 from kernelwright import cli
+from kernelwright.cli import doctor
 from kernelwright.cli.commands import NamedPath
 from kernelwright.errors import DeviceError, InternalError, UsageError
 
@@ -243,48 +244,50 @@ def test_no_arguments_print_help_to_stderr_and_status_2(capsys):
     assert captured.out == ""
 
 
-def fails_with(error: BaseException) -> click.Command:
-    @click.command("doctor")
-    def command() -> None:
+@pytest.fixture
+def doctor_ends_by(monkeypatch):
+    """Let the command `doctor` call a function."""
+
+    def replace(work):
+        monkeypatch.setattr(cli.group, "get_command", lambda *_: click.Command("doctor", callback=work))
+
+    return replace
+
+
+def raises(error: BaseException):
+    def work() -> None:
         raise error
 
-    return command
+    return work
+
+
+FULL, READ_ONLY = (OSError(number, os.strerror(number), "/tmp/x") for number in (errno.ENOSPC, errno.EROFS))
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
-    [(UsageError("wanted\n  a thing"), 2), (DeviceError("no GPU"), 3), (ZeroDivisionError("oops"), 3)],
+    ("error", "status", "said"),
+    [
+        (UsageError("wanted\n  a thing"), 2, "error: wanted a thing"),
+        (UsageError("\x1b[31mred\x07"), 2, "error:  [31mred "),
+        (DeviceError("no GPU"), 3, "error: no GPU"),
+        (ZeroDivisionError("oops"), 3, "error: fault in kernelwright: ZeroDivisionError: oops."),
+        (InternalError("leaked"), 3, "error: fault in kernelwright: InternalError: leaked."),
+        (FULL, 3, "error: Wanted to write at /tmp/x; No space left on device."),
+        (READ_ONLY, 3, "error: Wanted to write at /tmp/x; Read-only file system."),
+        *((SystemExit(status), 2, "error: code that was run as an input ended") for status in (0, 1, None, "bye")),
+        (KeyboardInterrupt(), 130, "interrupted: nothing was written"),
+    ],
 )
-def test_errors_have_their_status_and_no_traceback(error, status, monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(error))
+def test_errors_have_their_status_and_one_line(error, status, said, doctor_ends_by, capsys):
+    doctor_ends_by(raises(error))
     assert cli.main(["doctor"]) == status
-    assert "Traceback" not in one_error_line(capsys.readouterr().err)
+    (line,) = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert line.startswith(said)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_without_room_is_no_fault_of_the_program(number, monkeypatch, capsys):
-    error = OSError(number, os.strerror(number), "/tmp/x")
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(error))
-    assert cli.main(["doctor"]) == 3
-    said = one_error_line(capsys.readouterr().err)
-    assert f"Wanted to write at /tmp/x; {os.strerror(number)}." in said
-    assert "fault" not in said
+def test_a_hard_exit_is_refused_in_the_command_and_left_to_its_children(doctor_ends_by, capsys):
+    leave = os._exit
 
-
-@pytest.mark.parametrize("status", [0, 1, None, "bye"])
-def test_an_input_that_ends_the_program_cannot_choose_the_exit_status(status, monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(SystemExit(status)))
-    assert cli.main(["doctor"]) == 2
-    assert "ended the program" in one_error_line(capsys.readouterr().err)
-
-
-def test_an_error_that_was_to_stay_inside_is_a_fault(monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(InternalError("leaked")))
-    assert cli.main(["doctor"]) == 3
-    assert "fault in kernelwright: InternalError: leaked" in one_error_line(capsys.readouterr().err)
-
-
-def test_a_hard_exit_is_refused_in_the_command_and_left_to_its_children(monkeypatch, capsys):
     def ends_hard() -> None:
         child = os.fork()
         if child == 0:
@@ -292,11 +295,10 @@ def test_a_hard_exit_is_refused_in_the_command_and_left_to_its_children(monkeypa
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         os._exit(0)
 
-    before = os._exit
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: click.Command("doctor", callback=ends_hard))
+    doctor_ends_by(ends_hard)
     assert cli.main(["doctor"]) == 2
     assert "ended the program" in one_error_line(capsys.readouterr().err)
-    assert os._exit is before
+    assert os._exit is leave
 
 
 def test_new_run_directories_of_one_second_are_apart(tmp_path, monkeypatch):
@@ -344,26 +346,14 @@ def test_where_no_run_directory_can_be_made_it_is_said(tmp_path, monkeypatch):
         pass
 
 
-def test_the_hidden_flag_shows_the_traceback(monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(UsageError("wanted a thing")))
+def test_the_hidden_flag_shows_the_traceback(doctor_ends_by, capsys):
+    doctor_ends_by(raises(UsageError("wanted a thing")))
     assert cli.main(["--traceback", "doctor"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.strip().splitlines()[-1] == "error: wanted a thing"
     cli.main(["--help"])
     assert "--traceback" not in capsys.readouterr().out
-
-
-def test_control_characters_in_a_message_do_not_reach_the_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(UsageError("\x1b[31mred\x07")))
-    cli.main(["doctor"])
-    assert capsys.readouterr().err == "error:  [31mred \n"
-
-
-def test_an_interrupt_is_130_with_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(cli.group, "get_command", lambda *_: fails_with(KeyboardInterrupt()))
-    assert cli.main(["doctor"]) == 130
-    assert capsys.readouterr().err == "interrupted: nothing was written\n"
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -437,62 +427,58 @@ def test_doctor_always_succeeds_and_prints_one_object():
     assert {"landlock", "seccomp", "capabilities"} <= found["isolation"].keys()
 
 
-def test_doctor_reports_a_missing_tool_instead_of_failing(tmp_path, monkeypatch):
-    from kernelwright.cli import doctor
-
+@pytest.fixture
+def no_tools(tmp_path, monkeypatch):
+    """Take away every compiler that the environment names."""
     monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
-    monkeypatch.setattr("kernelwright.gpu.compilers.TOOLKIT", tmp_path)
-    assert not doctor._nvcc().present
-    assert not doctor._nvcc_for_sass().present
-    assert not doctor._compiler().present
-    assert not doctor._driver().present
-
-
-def test_doctor_survives_a_tool_that_fails_or_prints_rubbish(tmp_path, monkeypatch):
-    from kernelwright.cli import doctor
-
-    tool = tmp_path / "nvcc"
-    tool.write_text("#!/bin/sh\nprintf '\\377\\376'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for name in ("CUDA_HOME", "CUDA_PATH", "KERNELWRIGHT_NVCC"):
+    for name in ("CUDA_HOME", "CUDA_PATH", "CXX", "KERNELWRIGHT_NVCC"):
         monkeypatch.delenv(name, raising=False)
-    assert not doctor._nvcc().present
-    tool.write_text("#!/bin/sh\nexit 1\n")
-    assert not doctor._nvcc().present
-    assert str(tool) in doctor._nvcc().found
+    monkeypatch.setattr("kernelwright.gpu.compilers.TOOLKIT", tmp_path)
+    return monkeypatch
 
 
-def test_doctor_tells_the_nvcc_of_candidates_from_that_of_launch_files(tmp_path, monkeypatch):
-    from kernelwright.cli import doctor
+def a_compiler(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
-    tools = {}
-    for release, name in enumerate(("torch", "path", "own")):
-        tools[name] = tmp_path / name / "bin" / "nvcc"
-        tools[name].parent.mkdir(parents=True)
-        tools[name].write_text(f"#!/bin/sh\necho release {release}.0\n")
-        tools[name].chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools['path'].parent}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_PATH", raising=False)
-    expected = {(None, None): ("path", "path"), ("torch", None): ("torch", "path"), ("torch", "own"): ("torch", "own")}
-    for (home, named), (for_candidates, for_sass) in expected.items():
-        monkeypatch.delenv("CUDA_HOME", raising=False)
-        monkeypatch.delenv("KERNELWRIGHT_NVCC", raising=False)
-        if home:
-            monkeypatch.setenv("CUDA_HOME", str(tmp_path / home))
-        if named:
-            monkeypatch.setenv("KERNELWRIGHT_NVCC", str(tools[named]))
-        for finding, name in ((doctor._nvcc(), for_candidates), (doctor._nvcc_for_sass(), for_sass)):
-            assert finding.present
-            assert finding.found.endswith(f", {tools[name]}")
-    monkeypatch.setenv("KERNELWRIGHT_NVCC", str(tmp_path / "none"))
-    assert doctor._nvcc().present
-    assert not doctor._nvcc_for_sass().present
-    assert "KERNELWRIGHT_NVCC" in doctor._nvcc_for_sass().found
+
+@pytest.mark.parametrize("name", ["nvcc", "nvcc for sass", "c++ compiler", "driver"])
+def test_doctor_reports_a_missing_tool_instead_of_failing(name, no_tools):
+    assert not doctor.look_for(name).present
+
+
+@pytest.mark.parametrize("script", ["printf '\\377\\376'", "exit 1"])
+def test_doctor_survives_a_tool_that_fails_or_prints_rubbish(script, tmp_path, no_tools):
+    tool = a_compiler(tmp_path / "tools" / "nvcc", script)
+    no_tools.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    found = doctor.look_for("nvcc")
+    assert (found.present, found.found) == (False, f"{tool} does not say its release")
+
+
+@pytest.mark.parametrize(
+    ("home", "named", "for_candidates", "for_sass"),
+    [(None, None, "path", "path"), ("torch", None, "torch", "path"), ("torch", "own", "torch", "own")],
+)
+def test_doctor_tells_the_nvcc_of_candidates_from_that_of_launch_files(
+    home, named, for_candidates, for_sass, tmp_path, no_tools
+):
+    tools = {name: a_compiler(tmp_path / name / "bin" / "nvcc", "echo release 1.0") for name in ("torch", "path", "own")}
+    no_tools.setenv("PATH", f"{tools['path'].parent}:/usr/bin:/bin")
+    if home:
+        no_tools.setenv("CUDA_HOME", str(tmp_path / home))
+    if named:
+        no_tools.setenv("KERNELWRIGHT_NVCC", str(tools[named]))
+    assert doctor.look_for("nvcc").found == f"release 1.0, {tools[for_candidates]}"
+    assert doctor.look_for("nvcc for sass").found == f"release 1.0, {tools[for_sass]}"
+
+
+def test_doctor_names_the_variable_of_an_nvcc_that_is_not_there(tmp_path, no_tools):
+    no_tools.setenv("KERNELWRIGHT_NVCC", str(tmp_path / "none"))
+    found = doctor.look_for("nvcc for sass")
+    assert not found.present
+    assert "KERNELWRIGHT_NVCC" in found.found
 
 
 def test_doctor_and_torch_look_for_nvcc_in_the_same_order(tmp_path, monkeypatch):

@@ -74,6 +74,19 @@ def search(monkeypatch: pytest.MonkeyPatch):
     return replace
 
 
+@pytest.fixture
+def suite_run(monkeypatch: pytest.MonkeyPatch):
+    """Put a function in place of a suite's judging, or of its search; the skin is what is tested here."""
+    import kernelwright.search.bench
+    import kernelwright.search.suite
+
+    def replace(function):
+        monkeypatch.setattr(kernelwright.search.bench, "bench", function)
+        monkeypatch.setattr(kernelwright.search.suite, "search_suite", function)
+
+    return replace
+
+
 def optimize(*arguments: str) -> int:
     return cli.main(["optimize", "task.py", "--device", "cpu", "--out", "run", *arguments])
 
@@ -322,14 +335,11 @@ def test_a_near_miss_in_progress_shows_the_floor_that_it_missed():
     assert evaluation_line(slow) == "accepted     0.9x [0.8, 2.1], no noise floor  diagonal-operand"
 
 
-def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, capsys, monkeypatch):
-    from kernelwright.search import optimize as module
+def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, capsys, search):
+    from kernelwright.search.optimize import optimize as real
 
-    real = module.optimize
     judges = Judges(1.1, 1.1, noise_floor=0.05, blocks=evaluation(**MISS).blocks)
-    monkeypatch.setattr(
-        module, "optimize", lambda task, **given: real(task, **given | {"policy": OneIdea(), "evaluator": judges})
-    )
+    search(lambda task, **given: real(task, **given | {"policy": OneIdea(), "evaluator": judges}))
     assert optimize() == 0
     captured = capsys.readouterr()
     command = captured.out.splitlines()[-1].removeprefix("to settle it ")
@@ -366,7 +376,7 @@ def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, 
     assert words in captured.err
 
 
-def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, monkeypatch):
+def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, suite_run):
     import kernelwright.search.bench as bench_module
 
     def bench(suite, *, baselines, device, out, settings, strict_too, tf32_products_too, on_event):
@@ -380,7 +390,7 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
         on_event(bench_module.BenchEvent(name, "candidate", PolicyError("gone"), 2, 2))
         return bench_module.BenchResult(run.path, [], None, {f"{name} cudnn": "gone"})
 
-    monkeypatch.setattr(bench_module, "bench", bench)
+    suite_run(bench)
     arguments = ["bench", "builtin", "--levels", "1", "--limit", "2", "--baselines", "eager, cudnn"]
     arguments += ["--device", "cpu", "--out", "run"]
     assert cli.main([*arguments, "--json"]) == 0
@@ -394,8 +404,7 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
     assert capsys.readouterr().out.splitlines()[0] == "| Level |"
 
 
-def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, capsys, monkeypatch):
-    import kernelwright.search.suite as suite_module
+def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, capsys, suite_run):
     from kernelwright.search.bench_summary import BenchResult
 
     outcomes = ["winner", "no-winner", "screened-only", "untouched", "untouched"]
@@ -411,7 +420,7 @@ def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, cap
         ]
         return BenchResult(run.path, [], None, {f"{names[-1]} search": "does not run"}, lines)
 
-    monkeypatch.setattr(suite_module, "search_suite", search_suite)
+    suite_run(search_suite)
     arguments = ["bench", "builtin", "--limit", str(len(outcomes)), "--policy", "builtin", "--device", "cpu", "--out", "run"]
     assert cli.main([*arguments, "--minutes", "1"]) == 0
     assert "not done  3 of 5 tasks; the same command goes on" in capsys.readouterr().out
@@ -421,16 +430,14 @@ def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, cap
     assert "not done" not in capsys.readouterr().out
 
 
-def test_slices_of_a_suite_are_samples_and_together_the_whole(place, monkeypatch):
-    import kernelwright.search.bench as bench_module
-
+def test_slices_of_a_suite_are_samples_and_together_the_whole(place, suite_run):
     taken = []
 
     def bench(suite, **_):
         taken.append([entry.task.id for entry in suite.entries])
         raise TaskError("enough")
 
-    monkeypatch.setattr(bench_module, "bench", bench)
+    suite_run(bench)
     for number in (1, 2, 3):
         assert cli.main(["bench", "builtin", "--slice", f"{number}/3", "--device", "cpu", "--out", "run"]) == 2
     whole = [entry.task.id for entry in load_suite("builtin").entries]

@@ -17,6 +17,7 @@ import click
 from kernelwright.cli.commands import OptionsCommand
 from kernelwright.cli.options import json_option
 from kernelwright.cli.output import emit_json, printable
+from kernelwright.errors import CompilerMissingError, DisassemblerMissingError
 
 PROBE_LIMIT_S = 20
 
@@ -43,7 +44,7 @@ class DoctorCommand:
     as_json: bool = json_option()
 
     def __call__(self) -> None:
-        findings = [probe() for probe in PROBES]
+        findings = [look_for(name) for name in PROBES]
         isolation = isolation_here()
         if self.as_json:
             emit_json({"findings": [asdict(finding) for finding in findings], "isolation": isolation})
@@ -76,111 +77,118 @@ def isolation_here() -> dict[str, str]:
     }
 
 
-def _python() -> Finding:
-    usable = (3, 11) <= sys.version_info[:2] <= (3, 14)
-    return Finding("python", usable, f"{platform.python_version()}, {sys.executable}", "3.11 to 3.14 is wanted")
-
-
-def _torch() -> Finding:
+def look_for(name: str) -> Finding:
+    """Look for one of `PROBES`."""
+    needed_for, probe = PROBES[name]
     try:
-        import torch
-    except ImportError as error:
-        return Finding("torch", False, str(error), "everything")
+        return Finding(name, True, probe(), needed_for)
+    except (_MissingError, CompilerMissingError, DisassemblerMissingError, ImportError) as missing:
+        return Finding(name, False, str(missing), needed_for)
+
+
+class _MissingError(Exception):
+    """One thing is not there, or does not work."""
+
+
+def _python() -> str:
+    version = f"{platform.python_version()}, {sys.executable}"
+    if not (3, 11) <= sys.version_info[:2] <= (3, 14):
+        raise _MissingError(version)
+    return version
+
+
+def _torch() -> str:
+    import torch
+
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    return Finding("torch", True, f"{torch.__version__}, {build}, {torch.get_num_threads()} threads")
+    return f"{torch.__version__}, {build}, {torch.get_num_threads()} threads"
 
 
-def _gpus() -> Finding:
-    needed = "device cuda; on the CPU everything else works"
+def _gpus() -> str:
     try:
         import torch
     except ImportError:
-        return Finding("gpu", False, "torch is missing", needed)
+        raise _MissingError("torch is missing") from None
     if not torch.cuda.is_available():
-        return Finding("gpu", False, "torch finds no CUDA device", needed)
+        raise _MissingError("torch finds no CUDA device")
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    names = [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}" for gpu in devices]
-    return Finding("gpu", True, "; ".join(names))
+    return "; ".join(f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}" for gpu in devices)
 
 
-def _driver() -> Finding:
-    query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    version = _first_line(*query)
-    return Finding("driver", version is not None, version or "nvidia-smi does not answer", "device cuda")
+def _driver() -> str:
+    return _first_line("nvidia-smi does not answer", "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
-def _nvcc() -> Finding:
+def _nvcc() -> str:
     from kernelwright.gpu.compilers import find_torch_nvcc
 
-    return _compiler_of("nvcc", find_torch_nvcc, "candidates with CUDA C++ source")
+    return _release(find_torch_nvcc())
 
 
-def _nvcc_for_sass() -> Finding:
+def _nvcc_for_sass() -> str:
     from kernelwright.gpu.compilers import find_nvcc
 
-    return _compiler_of("nvcc for sass", find_nvcc, "launch files with CUDA C++ source")
+    return _release(find_nvcc())
 
 
-def _compiler_of(name: str, find: Callable[[], Path], needed: str) -> Finding:
-    from kernelwright.errors import CompilerMissingError
-
-    try:
-        path = find()
-    except CompilerMissingError as error:
-        return Finding(name, False, str(error), needed)
-    version = _release(str(path))
-    found = f"{version}, {path}" if version else f"{path} does not say its release"
-    return Finding(name, version is not None, found, needed)
+def _release(nvcc: Path) -> str:
+    """The line of a CUDA compiler's `--version` that has its release, and its path."""
+    line = next((line for line in _output(str(nvcc), "--version") if "release" in line), None)
+    if line is None:
+        raise _MissingError(f"{nvcc} does not say its release")
+    return f"{line}, {nvcc}"
 
 
-def _compiler() -> Finding:
+def _compiler() -> str:
     named = os.environ.get("CXX")
     path = shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    version = _first_line(path, "--version") if path else None
-    return Finding("c++ compiler", version is not None, version or "none", "candidates with C++ source, torch.compile")
+    return _first_line("none", path, "--version")
 
 
-def _ninja() -> Finding:
+def _ninja() -> str:
     path = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
-    version = _first_line(path, "--version") if path else None
-    return Finding("ninja", version is not None, version or "none", "candidates with C++ or CUDA source")
+    return _first_line("none", path, "--version")
 
 
-def _triton() -> Finding:
-    version = _version("triton")
-    return Finding("triton", version is not None, version or "not installed", "Triton candidates")
+def _triton() -> str:
+    return _version("triton", "not installed")
 
 
-def _disassembler() -> Finding:
-    from kernelwright.errors import DisassemblerMissingError
+def _disassembler() -> str:
     from kernelwright.gpu.disassembler import installed_disassemblers
 
-    needed = "reading machine code"
-    try:
-        tools = installed_disassemblers()
-    except DisassemblerMissingError as error:
-        return Finding("disassembler", False, str(error), needed)
-    found = [f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in tools]
-    words = "; ".join(found) or "no nvdisasm on PATH nor beside Triton"
-    return Finding("disassembler", bool(found), words, needed)
+    tools = installed_disassemblers()
+    if not tools:
+        raise _MissingError("no nvdisasm on PATH nor beside Triton")
+    return "; ".join(f"nvdisasm {'.'.join(map(str, tool.version))}, {tool.path}" for tool in tools)
 
 
-def _models() -> Finding:
-    version = _version("transformers")
-    found = f"transformers {version}" if version else "transformers is not installed; the built-in policy needs no model"
-    return Finding("local models", version is not None, found)
+def _models() -> str:
+    version = _version("transformers", "transformers is not installed; the built-in policy needs no model")
+    return f"transformers {version}"
 
 
-PROBES: tuple[Callable[[], Finding], ...] = (
-    _python, _torch, _gpus, _driver, _nvcc, _nvcc_for_sass, _compiler, _ninja, _triton, _disassembler, _models,
-)  # fmt: skip
+PROBES: dict[str, tuple[str, Callable[[], str]]] = {
+    "python": ("3.11 to 3.14 is wanted", _python),
+    "torch": ("everything", _torch),
+    "gpu": ("device cuda; on the CPU everything else works", _gpus),
+    "driver": ("device cuda", _driver),
+    "nvcc": ("candidates with CUDA C++ source", _nvcc),
+    "nvcc for sass": ("launch files with CUDA C++ source", _nvcc_for_sass),
+    "c++ compiler": ("candidates with C++ source, torch.compile", _compiler),
+    "ninja": ("candidates with C++ or CUDA source", _ninja),
+    "triton": ("Triton candidates", _triton),
+    "disassembler": ("reading machine code", _disassembler),
+    "local models": ("", _models),
+}
+"""What is looked for: the work that needs it, and the probe."""
 
 
-def _version(package: str) -> str | None:
+def _version(package: str, missing: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return None
+        raise _MissingError(missing) from None
 
 
 def _output(*command: str) -> list[str]:
@@ -192,10 +200,8 @@ def _output(*command: str) -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def _first_line(*command: str) -> str | None:
-    return next(iter(_output(*command)), None)
-
-
-def _release(path: str) -> str | None:
-    """The line of a CUDA tool's `--version` that has its release."""
-    return next((line for line in _output(path, "--version") if "release" in line), None)
+def _first_line(missing: str, program: str | None, *arguments: str) -> str:
+    lines = _output(program, *arguments) if program else []
+    if not lines:
+        raise _MissingError(missing)
+    return lines[0]
