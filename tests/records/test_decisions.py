@@ -237,7 +237,7 @@ def test_a_task_is_settled_where_more_proposals_would_hardly_help():
     assert records.is_settled, "the last proposals brought nothing"
     records.before = 1.2
     assert not records.is_settled
-    records.screened = [screened("#", 1.5, candidate_us=2.1, least_us=2.0)]
+    records.add(screened("#", 1.5, candidate_us=2.1, least_us=2.0))
     assert records.is_settled, "it is at the roofline"
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from kernelwright.records.compiling import Compiles, compiles
@@ -403,9 +404,9 @@ class BaselineComparison:
 # --- one task ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class TaskRecords:
-    """Records of one task, and what follows from them."""
+    """Records of one task, and what follows from them. What follows is kept until the next record is added."""
 
     screened: list[Screened] = field(default_factory=list)
     own: list[Evaluation] = field(default_factory=list)
@@ -435,6 +436,8 @@ class TaskRecords:
 
     def add(self, record: Screened | Evaluation) -> None:
         """File one record."""
+        for name in ("headroom", "best_estimate", "gain_per_second", "winner", "near_miss_to_settle", "_pending"):
+            self.__dict__.pop(name, None)
         if isinstance(record, Screened):
             self.screened.append(record)
         elif record.policy == BASELINE_POLICY:
@@ -464,7 +467,7 @@ class TaskRecords:
             kept.append(found)
         return tuple(kept)
 
-    @property
+    @cached_property
     def winner(self) -> Evaluation | None:
         """The confirmed winner, without tuned kernels, however much is pending."""
         return confirmed_best(self.confirmed.values())
@@ -499,7 +502,7 @@ class TaskRecords:
         misses = [found for found in latest.values() if found.is_near_miss]
         return max(misses, key=lambda found: found.speedup_low or 0.0, default=None)
 
-    @property
+    @cached_property
     def near_miss_to_settle(self) -> Evaluation | None:
         """The measurement that came nearest to a gain, of those that `settling_processes` are likely to settle.
 
@@ -527,8 +530,18 @@ class TaskRecords:
         best, winner = self.best_baseline, self.winner
         return best is not None and (winner is None or (winner.speedup or 0.0) < best[1])
 
+    @cached_property
+    def _pending(self) -> dict[int, Candidate | None]:
+        """Answers of `pending` by the number of candidates."""
+        return {}
+
     def pending(self, count: int) -> Candidate | None:
         """The candidate that the judge should take now: the best few in turn, then a winner once more until one holds."""
+        if count not in self._pending:
+            self._pending[count] = self._next_pending(count)
+        return self._pending[count]
+
+    def _next_pending(self, count: int) -> Candidate | None:
         if (chosen := next_to_judge(self.screened, self.verdicts, count)) is not None:
             return chosen.candidate()
         winner = next_to_confirm(self.judged, self.confirmed)
@@ -556,6 +569,23 @@ class TaskRecords:
         processes = max(FEWEST, math.ceil(miss.processes_to_settle / 2))
         return MeasurementPlan(miss.candidate(), Effort.SETTLING, is_repeated=True, processes=processes)
 
+    # --- estimates
+
+    @cached_property
+    def best_estimate(self) -> float:
+        """The best estimate; 1 where nothing is faster."""
+        return best_estimate(self.screened)
+
+    @cached_property
+    def headroom(self) -> float:
+        """Factor by which the task could be faster than its best candidate."""
+        return headroom(self.screened)
+
+    @cached_property
+    def gain_per_second(self) -> float:
+        """Logarithm of the best estimate over the seconds of the longest look."""
+        return gain_per_second(self.screened)
+
     # --- rounds of screening
 
     @property
@@ -567,8 +597,8 @@ class TaskRecords:
     def is_settled(self) -> bool:
         """True when further proposals are unlikely to help."""
         first = self.tunes_next or self.looked_at <= SCHEDULE.first_look
-        gained = first or best_estimate(self.screened) >= SCHEDULE.settled_gain * self.before
-        enough = not gained or headroom(self.screened) < SCHEDULE.settled_headroom
+        gained = first or self.best_estimate >= SCHEDULE.settled_gain * self.before
+        enough = not gained or self.headroom < SCHEDULE.settled_headroom
         return self.exhausted or (self.looked_at > 0 and enough)
 
     def is_screened(self, budget: int, limited: bool) -> bool:
@@ -597,7 +627,7 @@ class TaskRecords:
         """The task that has had the fewest proposals, and of those the one with the most headroom."""
         limit, tunes = self.next_round(budget, limited)
         # Long programs take longest: begun last, they would hold up the rest.
-        return tunes, limit, -headroom(self.screened), -len(source)
+        return tunes, limit, -self.headroom, -len(source)
 
     @property
     def judging_turn(self) -> tuple[bool, bool, float]:
@@ -607,13 +637,13 @@ class TaskRecords:
         takes as long as several candidates.
         """
         settles = self.near_miss_to_settle is not None
-        worth = gain_per_second(self.screened) / (SCHEDULE.settling_cost if settles else 1.0)
+        worth = self.gain_per_second / (SCHEDULE.settling_cost if settles else 1.0)
         return self.winner is not None, not self.has_baselines, -worth
 
     @property
     def baselines_turn(self) -> tuple[bool, float]:
         """Winners first, which count for nothing without baselines, then the tasks that the judge takes next."""
-        return self.winner is None, -gain_per_second(self.screened)
+        return self.winner is None, -self.gain_per_second
 
     # --- status
 
