@@ -13,22 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from kernelwright.rewrites.fusion.program import (
-    CONVERSIONS,
-    DTYPE,
-    FULL,
-    POINTWISE,
-    REAL,
-    LoopProgram,
-    Lowering,
-    Operand,
-    UnsupportedError,
-)
-from kernelwright.rewrites.fusion.reductions import ROW_OPERATORS, SCAN_OPERATORS, batch_norm, reduction_of
-from kernelwright.rewrites.fusion.windows import WINDOWS, pooled_of, rearranged
+from kernelwright.rewrites.fusion.lowerings import ALONG_THE_OUTPUT, LOWERINGS, ROW_OPERATORS, lower, pooled_of
+from kernelwright.rewrites.fusion.program import FULL, LoopProgram, UnsupportedError
 from kernelwright.rewrites.graph import (
     Editor,
-    arguments,
     aten,
     contiguous_strides,
     has_effect,
@@ -36,12 +24,10 @@ from kernelwright.rewrites.graph import (
     is_mutable,
     is_random,
     is_tensor,
-    numel,
     packet_of,
     shape,
     value,
 )
-from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 
 MOST_KERNELS = 32
 """Kernels in one module: each costs build time, and the largest save most."""
@@ -51,16 +37,6 @@ SMALLEST = 2048
 """Points in the iteration space below which a kernel of its own is not worth its launch."""
 
 
-def _joined(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-    """`cat` ends a scan or rearranges a tensor."""
-    try:
-        return SCAN_OPERATORS[aten.cat](program, node, get)
-    except UnsupportedError:
-        return rearranged(program, node, get)
-
-
-ALONG_THE_OUTPUT: dict[Any, Lowering] = {**WINDOWS, **SCAN_OPERATORS, aten.cat: _joined}
-"""Lowering of operators whose kernel has a point for each element of their result."""
 WORTH_ALONE_ON_GPU = (*ROW_OPERATORS, *ALONG_THE_OUTPUT, aten.batch_norm)
 """Operators whose own kernel may be slower than a specialised one. One that is pointwise is at the memory's speed there."""
 WORTH_ALONE = (
@@ -81,10 +57,6 @@ WORTH_ALONE = (
     aten.hardsigmoid,
 )
 """The same on a CPU, with expensive functions."""
-
-
-LOWERINGS = {**POINTWISE, aten.batch_norm: batch_norm}
-"""Lowering of operators whose result has their input's shape."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +85,7 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
         return None
     try:
         for member in members:
-            _lower(program, member)
+            lower(program, member)
     except UnsupportedError:
         return None
     bigger = FusionGroup(program, members)
@@ -128,40 +100,6 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
     if needed and users and max(needed) >= min(users):
         return None
     return bigger if accepts(program) else None
-
-
-def _lower(program: LoopProgram, node: fx.Node) -> None:
-    """Append a node's steps; raise `UnsupportedError` when it has none in this program."""
-    packet = packet_of(node)
-    if not is_tensor(node) or (value(node).dtype not in REAL and not is_call(node, aten.argmax, aten.argmin)):
-        raise UnsupportedError("not one tensor of real numbers")
-    if node.op != "call_function" or (node.kwargs.get("dtype") not in (None, DTYPE) and packet not in CONVERSIONS):
-        raise UnsupportedError("not a plain call")
-    if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
-        found = reduction_of(node)
-        source = node.args[0]
-        if found is None or not isinstance(source, fx.Node) or shape(source) not in program.shapes:
-            raise UnsupportedError("not a reduction over this space")
-        split, reduced = found
-        plain = (aten.sum, aten.mean, aten.amax, aten.amin, aten.argmax, aten.argmin)
-        if numel(source) == numel(node) and is_call(node, *plain):
-            raise UnsupportedError("nothing is reduced")
-        if program.reduced and (program.reduced, program.split) != (reduced, split):
-            raise UnsupportedError("another reduction")
-        program.reduced, program.split = reduced, split
-        level, lowering = FULL, ROW_OPERATORS.get(packet) or LOWERINGS[packet]
-    elif packet in ALONG_THE_OUTPUT and shape(node) == (
-        program.pooled.before if program.pooled and is_call(node, *CONVOLUTIONS, *TRANSPOSED) else program.logical
-    ):
-        level, lowering = FULL, ALONG_THE_OUTPUT[packet]
-    elif packet in LOWERINGS:
-        found_level = program.level_of_shape(shape(node))
-        if found_level is None:
-            raise UnsupportedError("another shape")
-        level, lowering = found_level, LOWERINGS[packet]
-    else:
-        raise UnsupportedError("no such operator")
-    program.values[node] = lowering(program, node, lambda item: program.operand(item, level))
 
 
 def _dense(node: fx.Node) -> bool:

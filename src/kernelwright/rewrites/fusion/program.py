@@ -8,7 +8,7 @@ are not reduced. Both code generators print the same program.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,11 +17,7 @@ from torch import fx
 
 from kernelwright.errors import InternalError
 from kernelwright.rewrites.graph import (
-    arguments,
-    aten,
-    is_call,
     is_tensor,
-    overload,
     scalar,
     shape,
     value,
@@ -37,13 +33,6 @@ POOLERS = {"window_max": "max", "window_sum": "sum"}
 """Steps that combine their operand over the window of a point, and how."""
 SCANS = {"cumsum": "sum", "cumprod": "product", "cumsum_reversed": "sum"}
 """Steps that combine what comes up to a point along the last dimension, and how."""
-COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
-UNARY = ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "log1p", "expm1", "sin", "cos")
-ACTIVATIONS = (
-    *("relu", "relu6", "sigmoid", "silu", "softplus", "mish", "gelu", "leaky_relu", "elu"),
-    *("selu", "hardtanh", "hardsigmoid", "hardswish", "log_sigmoid", "clamp", "clamp_min", "clamp_max"),
-)
-POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
 
 
 class UnsupportedError(InternalError):
@@ -270,162 +259,3 @@ DTYPE = torch.float32
 ROUNDED = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 """Types that they also read and write, and the step that rounds to each."""
 REAL = (DTYPE, *ROUNDED)
-CONVERSIONS = (aten.to, aten._to_copy)
-
-Lowering = Callable[[LoopProgram, fx.Node, Callable[[Any], Operand]], int]
-
-
-def _unary(name: str) -> Lowering:
-    return lambda program, node, get: program.add(name, get(node.args[0]))
-
-
-def sigmoid(program: LoopProgram, x: Operand) -> int:
-    """`1 / (1 + exp(-x))`."""
-    return program.add("div", 1.0, program.add("add", program.add("exp", program.add("neg", x)), 1.0))
-
-
-def _clip(program: LoopProgram, x: Operand, low: float | None, high: float | None) -> int:
-    result = x
-    if low is not None and low != -math.inf:
-        result = program.add("maximum", result, low)
-    if high is not None and high != math.inf:
-        result = program.add("minimum", result, high)
-    if result is x:
-        raise UnsupportedError("a clamp without bounds")
-    return int(result)
-
-
-def _binary(name: str) -> Lowering:
-    def lower(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-        if node.kwargs.get("rounding_mode") is not None:
-            raise UnsupportedError("division with rounding")
-        if len(node.args) != 2 or (overload(node) not in ("Tensor", "Scalar", "other", "default")):
-            raise UnsupportedError("a form with other arguments")
-        left, right = get(node.args[0]), get(node.args[1])
-        alpha = scalar(node.kwargs.get("alpha", 1))
-        if alpha is None:
-            raise UnsupportedError("alpha is no number")
-        if alpha != 1.0:
-            right = program.add("mul", right, alpha)
-        if name == "rsub":
-            return program.add("sub", right, left)
-        return program.add(name, left, right)
-
-    return lower
-
-
-def _power(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-    exponent = scalar(node.args[1]) if not is_tensor(node.args[1]) else None
-    if exponent not in POWERS:
-        raise UnsupportedError(f"power {exponent}")
-    x = get(node.args[0])
-    if abs(exponent) == 0.5:
-        return program.add("sqrt" if exponent > 0 else "rsqrt", x)
-    result = x
-    for _ in range(int(abs(exponent)) - 1):
-        result = program.add("mul", result, x)
-    return program.add("div", 1.0, result) if exponent < 0 else int(result)
-
-
-def _softplus(program: LoopProgram, x: Operand, beta: float = 1.0, threshold: float = 20.0) -> int:
-    scaled = x if beta == 1.0 else program.add("mul", x, beta)
-    soft = program.add("log1p", program.add("exp", scaled))
-    if beta != 1.0:
-        soft = program.add("div", soft, beta)
-    return program.add("where", program.add("gt", scaled, threshold), x, soft)
-
-
-def _activation(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-    """Activations of one tensor, with their constants."""
-    x, given, add = get(node.args[0]), arguments(node), program.add
-    if is_call(node, aten.relu):
-        return add("maximum", x, 0.0)
-    if is_call(node, aten.relu6):
-        return _clip(program, x, 0.0, 6.0)
-    if is_call(node, aten.sigmoid):
-        return sigmoid(program, x)
-    if is_call(node, aten.silu):
-        return add("div", x, add("add", add("exp", add("neg", x)), 1.0))
-    if is_call(node, aten.softplus):
-        return _softplus(program, x, float(given["beta"]), float(given["threshold"]))
-    if is_call(node, aten.mish):
-        # tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential, and no cancellation.
-        exponential = add("exp", add("minimum", x, 20.0))
-        ratio = add("mul", exponential, add("add", exponential, 2.0))
-        return add("mul", x, add("div", ratio, add("add", ratio, 2.0)))
-    if is_call(node, aten.gelu):
-        if given["approximate"] == "tanh":
-            # (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)).
-            cube = add("mul", add("mul", add("mul", x, x), x), 0.044715)
-            inner = add("exp", add("mul", add("add", x, cube), -2 * math.sqrt(2 / math.pi)))
-            return add("div", x, add("add", inner, 1.0))
-        inner = add("erf", add("mul", x, math.sqrt(0.5)))
-        return add("mul", add("mul", x, 0.5), add("add", inner, 1.0))
-    if is_call(node, aten.leaky_relu):
-        return add("where", add("gt", x, 0.0), x, add("mul", x, float(given["negative_slope"])))
-    if is_call(node, aten.elu):
-        alpha, scale, steep = (float(given[name]) for name in ("alpha", "scale", "input_scale"))
-        negative = add("mul", add("expm1", x if steep == 1.0 else add("mul", x, steep)), alpha * scale)
-        return add("where", add("gt", x, 0.0), x if scale == 1.0 else add("mul", x, scale), negative)
-    if is_call(node, aten.selu):
-        alpha, scale = 1.6732632423543772, 1.0507009873554805
-        negative = add("mul", add("expm1", x), alpha * scale)
-        return add("where", add("gt", x, 0.0), add("mul", x, scale), negative)
-    if is_call(node, aten.hardtanh):
-        return _clip(program, x, float(given["min_val"]), float(given["max_val"]))
-    if is_call(node, aten.hardsigmoid):
-        return add("div", _clip(program, add("add", x, 3.0), 0.0, 6.0), 6.0)
-    if is_call(node, aten.hardswish):
-        return add("div", add("mul", x, _clip(program, add("add", x, 3.0), 0.0, 6.0)), 6.0)
-    if is_call(node, aten.log_sigmoid):
-        small = add("log1p", add("exp", add("neg", add("abs", x))))
-        return add("sub", add("minimum", x, 0.0), small)
-    low, high = (scalar(given[name]) if name in given else None for name in ("min", "max"))
-    if len(node.all_input_nodes) != 1:
-        raise UnsupportedError("a clamp with tensor bounds")
-    return _clip(program, x, low, high)
-
-
-def _converted(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-    """A conversion rounds; a result of 16 bits that the program goes on with is not rounded otherwise."""
-    source, dtype = cast(fx.Node, node.args[0]), value(node).dtype
-    if value(source).device != value(node).device:
-        raise UnsupportedError("a copy to another device")
-    x = int(get(source))
-    return program.add(ROUNDED[dtype], x) if dtype in ROUNDED else x
-
-
-def _where(program: LoopProgram, node: fx.Node, get: Callable[[Any], Operand]) -> int:
-    if is_call(node, aten.masked_fill):
-        condition, chosen, other = node.args[1], node.args[2], node.args[0]
-    else:
-        condition, chosen, other = node.args
-    if not isinstance(condition, fx.Node):
-        raise UnsupportedError("a mask that is a number")
-    if not is_call(condition, *COMPARISONS):
-        return program.add("where", program.add("ne", get(condition), 0.0), get(chosen), get(other))
-    name = COMPARISONS[condition.target.overloadpacket]  # type: ignore[union-attr]
-    test = program.add(name, get(condition.args[0]), get(condition.args[1]))
-    return program.add("where", test, get(chosen), get(other))
-
-
-POINTWISE: dict[Any, Lowering] = {
-    aten.add: _binary("add"),
-    aten.sub: _binary("sub"),
-    aten.mul: _binary("mul"),
-    aten.div: _binary("div"),
-    aten.rsub: _binary("rsub"),
-    aten.maximum: _binary("maximum"),
-    aten.minimum: _binary("minimum"),
-    aten.max: _binary("maximum"),
-    aten.min: _binary("minimum"),
-    aten.pow: _power,
-    aten.where: _where,
-    aten.masked_fill: _where,
-    **dict.fromkeys(CONVERSIONS, _converted),
-    aten.square: lambda program, node, get: program.add("mul", get(node.args[0]), get(node.args[0])),
-    aten.reciprocal: lambda program, node, get: program.add("div", 1.0, get(node.args[0])),
-    **{getattr(aten, name): _unary(name) for name in UNARY},
-    **{getattr(aten, name): _activation for name in ACTIVATIONS},
-}
-"""Lowering of each pointwise operator into steps."""
