@@ -69,9 +69,9 @@ class KernelFuser:
     def fuse(self, graph: OperatorGraph) -> None:
         """Replace groups of operators by kernels, in place."""
         editor = Editor(graph.graph, graph.mode)
-        groups = find(graph.graph, self._accepts, self._worth)
+        groups = find(graph.graph, self, self._worth)
         replaced: dict[fx.Node, fx.Node] = {}
-        updates = {replace_group(editor, group, self._make, replaced): group.program.updates for group in groups}
+        updates = {replace_group(editor, group, self, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)
         for node in reversed(list(graph.graph.nodes)):
             if packet_of(node) is not None and not (node.users or has_effect(node) or is_random(node)):
@@ -79,7 +79,7 @@ class KernelFuser:
         graph.graph.lint()
         self._alone |= any(len(group.members) == 1 for group in groups)
 
-    def _accepts(self, program: LoopProgram) -> bool:
+    def accepts(self, program: LoopProgram) -> bool:
         """Whether a kernel may compute a program, and its printer can print it."""
         if program.convolution is not None:
             fits = (self._channels or not (program.reduced or program.pooled)) and (self._fp16 or program.is_of_float32)
@@ -87,7 +87,8 @@ class KernelFuser:
                 return False
         return triton.accepts(program) if self._on_gpu else cpp.accepts(program)
 
-    def _make(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> FusedKernel:
+    def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> FusedKernel:
+        """The kernel that computes a program of these inputs."""
         strides = tuple(tuple(value(node).stride()) for node in inputs)
         text = self._printed("kernel", program, signature, strides).text()
         if text not in self._kernels:

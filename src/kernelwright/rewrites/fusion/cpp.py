@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kernelwright.rewrites.fusion.groups import Signature
@@ -45,6 +46,19 @@ def accepts(program: LoopProgram) -> bool:
     if nest.kind == WHOLE:
         return len(nest.reduced) == 1 and not stores_everything(program) and len(schedule(program, ()).passes) == 1
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class LanePosition:
+    """A place along the innermost loop, which vector lanes run along, in loops inside a row."""
+
+    dims: tuple[Dim, ...] = ()
+    names: tuple[str, ...] = ()
+    """Name of each loop's index."""
+    moves: bool = True
+    """Whether it is lane `j`; else it is the first one."""
+    padded: bool = True
+    """Whether a zero stands for the lane of a tensor that does not vary along them."""
 
 
 class CppKernel(FusedKernel):
@@ -121,11 +135,17 @@ class CppKernel(FusedKernel):
         loops = reversed(list(zip(dims, names, strict=True)))
         return [f"const int64_t {name} = rest % {dim.size}; rest /= {dim.size};" for dim, name in loops]
 
-    def _load(self, index: int, position: str, count: str) -> str:
+    def _load(self, index: int, at: LanePosition) -> str:
         tensor = self.load_steps.index(index)
+        terms = self._terms(tensor, at.dims, at.names)
+        if self.lane_loads[tensor] and at.moves:
+            terms.append("j")
+        elif not terms or at.padded:
+            terms.append("0")
+        place = " + ".join(terms)
         if self.lane_loads[tensor]:
-            return f"const V v{index} = V::loadu(p{tensor} + {position}, {count});"
-        return f"const V v{index} = V(p{tensor}[{position}]);"
+            return f"const V v{index} = V::loadu(p{tensor} + {place}, n);"
+        return f"const V v{index} = V(p{tensor}[{place}]);"
 
     def _pointwise(self) -> str:
         lanes, outer = self.nest.lanes, self.nest.outer[:-1]
@@ -136,9 +156,9 @@ class CppKernel(FusedKernel):
             if step.name != "load":
                 varying.append(self._step(index))
             elif self.lane_loads[self.load_steps.index(index)]:
-                varying.append(self._load(index, "j", "n"))
+                varying.append(self._load(index, LanePosition()))
             else:
-                constant.append(self._load(index, "0", "n"))
+                constant.append(self._load(index, LanePosition()))
         stores = [f"v{step}.store(q{number} + j, n);" for number, step in self.full_stores]
         return "\n".join(
             [
@@ -154,11 +174,7 @@ class CppKernel(FusedKernel):
         )
 
     def _row_steps(self, indices: Sequence[int]) -> list[str]:
-        return self._steps(indices, lambda index: self._load(index, "0", "n"))
-
-    def _lane_load(self, index: int) -> str:
-        """A load at lane `j`, where the tensor varies along the lanes."""
-        return self._load(index, "j" if self.lane_loads[self.load_steps.index(index)] else "0", "n")
+        return self._steps(indices, LanePosition(moves=False))
 
     def _across(self, index: int, name: str) -> str:
         """One number out of the lanes of a reduction."""
@@ -182,7 +198,7 @@ class CppKernel(FusedKernel):
         kept: set[int] = set()
         for number, item in enumerate(plan.passes):
             computes = item.computes if cached else evaluated_again(self.program, plan.passes, number)
-            body = self._computed(computes, cached, kept, lambda index: self._row_load(index, loops, inner))
+            body = self._computed(computes, cached, kept, LanePosition(loops, tuple(inner)))
             lines += [*self._reset(item), *self._row_loop(item, body, loops, inner)]
             kept |= set(computes) & set(cached)
             lines += [f"const V v{index}({self._across(index, 'a')});" for index in item.reduces]
@@ -193,24 +209,17 @@ class CppKernel(FusedKernel):
     def _reset(self, item: Pass) -> list[str]:
         return [f"V a{index}({self._neutral(index)});" for index in item.reduces]
 
-    def _computed(
-        self, indices: Sequence[int], cached: dict[int, str], kept: set[int], load: Callable[[int], str]
-    ) -> list[str]:
+    def _computed(self, indices: Sequence[int], cached: dict[int, str], kept: set[int], at: LanePosition) -> list[str]:
         """The steps of a pass. `cached` says where a step is kept for later passes, `kept` which steps are there already."""
         lines = []
         for index in indices:
             if index in kept:
                 lines.append(f"const V v{index} = V::loadu({cached[index]});")
                 continue
-            lines += self._steps([index], load)
+            lines += self._steps([index], at)
             if index in cached:
                 lines.append(f"v{index}.store({cached[index]});")
         return lines
-
-    def _row_load(self, index: int, loops: Sequence[Dim], names: Sequence[str]) -> str:
-        tensor = self.load_steps.index(index)
-        terms = [*self._terms(tensor, loops, names), "j" if self.lane_loads[tensor] else "0"]
-        return self._load(index, " + ".join(terms), "n")
 
     def _row_loop(self, item: Pass, body: list[str], loops: Sequence[Dim], names: Sequence[str]) -> list[str]:
         """One pass along a row, in blocks short enough for a plain sum."""
@@ -278,17 +287,13 @@ class CppKernel(FusedKernel):
             *self._indices(dims, names),
             *self._pointers(dims, names),
         ]
-        lines += self._steps(plan.rows_before, self._lane_load)
+        lines += self._steps(plan.rows_before, LanePosition())
         cached = {index: f"cache + ({number} * {down.size} + r) * WIDTH" for number, index in enumerate(plan.cached)}
 
-        def load(index: int) -> str:
-            tensor = self.load_steps.index(index)
-            terms = [f"r * {down.strides[tensor]}"] * bool(down.strides[tensor]) + ["j"] * bool(self.lane_loads[tensor])
-            return self._load(index, " + ".join(terms) or "0", "n")
-
+        at = LanePosition((down,), ("r",), padded=False)
         kept: set[int] = set()
         for item in plan.passes:
-            body = self._computed(item.computes, cached, kept, load)
+            body = self._computed(item.computes, cached, kept, at)
             body += [_accumulate(self._name_of(index), f"a{index}", self._reduced(index)) for index in item.reduces]
             if not item.reduces:
                 body += [
@@ -299,7 +304,7 @@ class CppKernel(FusedKernel):
             lines += [f"for (int64_t r = 0; r < {down.size}; ++r) {{", *_indent(body), "}"]
             kept |= set(item.computes) & set(plan.cached)
             lines += [f"const V v{index} = a{index};" for index in item.reduces]
-            lines += self._steps(item.rows_after, lambda index: self._load(index, "j", "n"))
+            lines += self._steps(item.rows_after, at)
         lines += [f"v{step}.store(q{number} + j, n);" for number, step in self.row_stores]
         cache = f"{len(cached) * down.size} * WIDTH + WIDTH" * bool(cached)
         return self._parallel(f"{points(dims)} * {blocks}", lines, cache)
@@ -309,7 +314,7 @@ class CppKernel(FusedKernel):
         plan = schedule(self.program, ())
         item, size = plan.passes[0], self.nest.reduced[-1].size
         chunks = -(-size // CHUNK)
-        body = self._steps(item.computes, self._lane_load)
+        body = self._steps(item.computes, LanePosition())
         body += [self._into_chunk(index) for index in item.reduces]
         lines = [
             *self._pointers((), ()),

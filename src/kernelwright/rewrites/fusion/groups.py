@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -71,11 +71,17 @@ class FusionGroup:
         return [node for node in self.members if any(user not in self.members for user in node.users)]
 
 
-Accepts = Callable[[LoopProgram], bool]
-"""Test of a code generator: can it print a program of this shape?"""
+class KernelMaker(Protocol):
+    """Makes kernels of programs."""
+
+    def accepts(self, program: LoopProgram) -> bool:
+        """Whether there is a kernel for a program of this shape."""
+
+    def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
+        """The call target that computes a program of these inputs."""
 
 
-def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
+def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], maker: KernelMaker) -> FusionGroup | None:
     """The group with one more node; None when the node does not fit."""
     old = group.program
     pooled = pooled_of(node, old) if node.args and node.args[0] in old.values else None
@@ -99,14 +105,14 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], accep
     # The kernel stands after the last value it reads and before the first reader of what it writes.
     if needed and users and max(needed) >= min(users):
         return None
-    return bigger if accepts(program) else None
+    return bigger if maker.accepts(program) else None
 
 
 def _dense(node: fx.Node) -> bool:
     return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
 
 
-def find(graph: fx.Graph, accepts: Accepts, alone: tuple[Any, ...]) -> list[FusionGroup]:
+def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[FusionGroup]:
     """Groups worth a kernel: at least two operators, or one of those that are worth a kernel `alone`."""
     nodes = list(graph.nodes)
     positions = {node: index for index, node in enumerate(nodes)}
@@ -119,10 +125,10 @@ def find(graph: fx.Graph, accepts: Accepts, alone: tuple[Any, ...]) -> list[Fusi
         if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, ALONG_THE_OUTPUT)):
             continue
         near = list(dict.fromkeys(member_of[source] for source in node.all_input_nodes if source in member_of))
-        joined = _join(near, node, positions, accepts)
+        joined = _join(near, node, positions, maker)
         if joined is None:
             over: Any = node.args[0] if packet in ROW_OPERATORS else node
-            joined = _try(FusionGroup(LoopProgram(shape(over))), node, positions, accepts)
+            joined = _try(FusionGroup(LoopProgram(shape(over))), node, positions, maker)
         if joined is None:
             continue
         # A group is gone only when all of it went into the new one.
@@ -158,15 +164,15 @@ def _in_cycle(nodes: list[fx.Node], groups: list[FusionGroup]) -> FusionGroup | 
     return min(stuck, key=lambda group: len(group.members), default=None)
 
 
-def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int], accepts: Accepts) -> FusionGroup | None:
+def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int], maker: KernelMaker) -> FusionGroup | None:
     """The largest group made of the node and the groups it reads from."""
     if len(near) > 1:
         merged: FusionGroup | None = near[0]
         for member in (*(member for other in near[1:] for member in other.members), node):
-            merged = _try(merged, member, positions, accepts) if merged is not None else None
+            merged = _try(merged, member, positions, maker) if merged is not None else None
         if merged is not None:
             return merged
-    tried = (_try(group, node, positions, accepts) for group in sorted(near, key=lambda item: -len(item.members)))
+    tried = (_try(group, node, positions, maker) for group in sorted(near, key=lambda item: -len(item.members)))
     return next((group for group in tried if group is not None), None)
 
 
@@ -191,7 +197,7 @@ class Signature:
 def replace_group(
     editor: Editor,
     group: FusionGroup,
-    make: Callable[[LoopProgram, Signature, list[fx.Node]], Any],
+    maker: KernelMaker,
     replaced: dict[fx.Node, fx.Node],
 ) -> fx.Node:
     """Put a kernel in the place of a group's nodes, and note in `replaced` what now stands for each node that is gone.
@@ -210,7 +216,7 @@ def replace_group(
     stores = tuple((program.values[node], program.level_of_shape(shape(node)) == FULL, shape(node)) for node in outputs)
     stores += tuple((step, False, shape(statistic)) for statistic, step in program.updates.items())
     dtypes = tuple(value(node).dtype for node in outputs)
-    kernel = make(program, Signature(loads, stores, tuple(map(inputs.index, program.updates)), dtypes), inputs)
+    kernel = maker.kernel(program, Signature(loads, stores, tuple(map(inputs.index, program.updates)), dtypes), inputs)
     # Other groups may still have to move before it: `order` puts everything right at the end.
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)

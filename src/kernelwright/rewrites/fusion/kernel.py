@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -122,9 +122,13 @@ class FusedKernel(ABC):
             return self._assign(index, f"{operands[0]} {BINARY[step.name]} {operands[1]}")
         return self._assign(index, self._function(step.name, operands))
 
-    def _steps(self, indices: Iterable[int], load: Callable[[int], str]) -> list[str]:
-        """Statements for steps that reduce nothing, of which `load` prints the loads."""
-        return [load(index) if self._name_of(index) == "load" else self._step(index) for index in indices]
+    @abstractmethod
+    def _load(self, index: int, at: Any) -> str:
+        """The statement that reads what a step loads at a place in the loops."""
+
+    def _steps(self, indices: Iterable[int], at: Any) -> list[str]:
+        """Statements for steps that reduce nothing, at a place in the loops."""
+        return [self._load(index, at) if self._name_of(index) == "load" else self._step(index) for index in indices]
 
     def _empty(self, size: str, dtype: torch.dtype = DTYPE) -> str:
         """A new tensor on the device of the first input, which may be of another type."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kernelwright.rewrites.fusion.groups import Signature
@@ -39,6 +39,17 @@ class Nest:
         if self.kind == POINTWISE:
             return self.outer[-1]
         return self.inner[-1] if self.kind == COLUMNS else self.reduced[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in nested loops."""
+
+    dims: tuple[Dim, ...]
+    names: tuple[str, ...]
+    """Name of each loop's index."""
+    masks: Mapping[str, Sequence[Dim]] = field(default_factory=dict)
+    """Tests that an access needs where it varies along some of these loops."""
 
 
 def nest_of(program: LoopProgram, signature: Signature) -> Nest:
@@ -123,27 +134,25 @@ def pairs_of(program: LoopProgram) -> dict[int, int]:
 
     They are the sum of squared distances from the mean, and the sum of exponentials of distances from the maximum.
     """
-    steps, found = program.steps, dict[int, int]()
-
-    def step_at(item: Operand) -> LoopStep:
-        return steps[item] if isinstance(item, int) else LoopStep("", ())
-
-    for index, step in enumerate(steps):
-        inner = step_at(step.operands[0]) if step.name == "sum" else LoopStep("", ())
+    pairs = dict[int, int]()
+    for index, step in enumerate(program.steps):
+        inner = program.step_of(step.operands[0] if step.name == "sum" else 0.0)
         if inner.name not in ("mul", "exp") or len(set(inner.operands)) > 1:
             continue
-        distance = step_at(inner.operands[0])
+        distance = program.step_of(inner.operands[0])
         if distance.name != "sub":
             continue
         source, centre = distance.operands
         if inner.name == "mul":
-            divided = step_at(centre)
+            divided = program.step_of(centre)
             if divided.name != "div" or divided.operands[1] != float(program.count()):
                 continue
             centre = divided.operands[0]
-        if isinstance(centre, int) and step_at(centre) == LoopStep("sum" if inner.name == "mul" else "max", (source,)):
-            found[index] = centre
-    return found
+        if isinstance(centre, int) and program.step_of(centre) == LoopStep(
+            "sum" if inner.name == "mul" else "max", (source,)
+        ):
+            pairs[index] = centre
+    return pairs
 
 
 def schedule(program: LoopProgram, stored: tuple[int, ...], pairs: Mapping[int, int] = MappingProxyType({})) -> LoopSchedule:
@@ -157,16 +166,15 @@ def schedule(program: LoopProgram, stored: tuple[int, ...], pairs: Mapping[int, 
         inner = max((after[item] for item in step.operands if isinstance(item, int)), default=0)
         after.append(after[pairs[index]] if index in pairs else inner + 1 if step.name in REDUCERS else inner)
     last = max(after)
-
-    def operands(group: tuple[int, ...]) -> list[Operand]:
-        return [item for index in group for item in program.steps[pairs.get(index, index)].operands]
-
     targets = [
         tuple(index for index, step in enumerate(program.steps) if step.name in REDUCERS and after[index] == number)
         for number in range(1, last + 1)
     ]
-    wanted = [_needed(program, levels, operands(group)) for group in targets]
-    wanted.append(_needed(program, levels, list(stored)) if stored else ())
+    roots: list[list[Operand]] = [
+        [item for index in group for item in program.steps[pairs.get(index, index)].operands] for group in targets
+    ]
+    roots.append(list(stored))
+    wanted = [_needed(program, levels, items) for items in roots]
     cached = tuple(
         index
         for index, step in enumerate(program.steps)
@@ -184,8 +192,7 @@ def schedule(program: LoopProgram, stored: tuple[int, ...], pairs: Mapping[int, 
     seen: set[int] = set()
     for number, need in enumerate(wanted):
         known = frozenset(seen & set(cached))
-        roots = operands(targets[number]) if number < last else list(stored)
-        needed = _needed(program, levels, roots, known)
+        needed = _needed(program, levels, roots[number], known)
         seen |= set(need)
         passes.append(Pass(needed, targets[number] if number < last else (), rows[number + 1] if number < last else ()))
     # A stored value may be the same along every row; it is still written in a pass of its own.

@@ -39,16 +39,15 @@ class OneReadKernel(TritonKernel):
         return (ONE_READ,)
 
     def _printed(self) -> str:
-        outer, rows = self._numbered("i", self.nest.outer), points(self.nest.outer)
+        at, rows = self._at_points(), points(self.nest.outer)
         columns, passes = points(self.nest.reduced), self.plan.passes
-        every, names = (*self.nest.outer, *self.nest.reduced), (*outer, *self._numbered("r", self.nest.reduced))
         parts = [f"part{index}" for item in passes for index in item.reduces]
         chunks, padded = -(-columns // CHUNK), power_of_two(-(-columns // CHUNK))
         body = [
             "ticket = tl.atomic_add(state, 1)",
             f"row = (ticket // {chunks}).to({self._index_type()})",
             f"chunk = ticket % {chunks}",
-            *self._split(self.nest.outer, outer, "row"),
+            *self._split(self.nest.outer, self._numbered("i", self.nest.outer), "row"),
             f"column = chunk * {CHUNK} + tl.arange(0, {CHUNK})",
             f"inside = column < {columns}",
             f"here = tl.minimum({columns} - chunk * {CHUNK}, {CHUNK}).to(tl.float32)",
@@ -60,13 +59,13 @@ class OneReadKernel(TritonKernel):
         done: set[int] = set()
         for number, item in enumerate(passes):
             needed = [index for index in evaluated_again(self.program, passes, number) if index not in done]
-            body += self._steps(needed, lambda index: self._loads(index, every, names, "inside"))
+            body += self._steps(needed, at)
             done |= set(needed)
             if item.reduces:
                 body += self._exchanged(number, item, rows, chunks)
                 body += [*self._combined(item, held), *self._row_steps(item.rows_after)]
-        body += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
-        body += [self._store(place, self.nest.outer, outer, "chunk == 0") for place, _ in self.row_stores]
+        body += [self._store(place, at, "inside") for place, _ in self.full_stores]
+        body += [self._store(place, self._at_rows(), "chunk == 0") for place, _ in self.row_stores]
         launch, passed = f"_{self.__name__}_launch", sum(bool(item.reduces) for item in passes)
         lines = [f'KNOBS_{self.__name__.upper()} = {{"warps": (8, 16)}}', "", ""]
         lines += self._definition("kernel", [*self.inputs, *parts, "state", *self.outputs], body)

@@ -136,6 +136,10 @@ class LoopProgram:
         self.steps.append(step)
         return len(self.steps) - 1
 
+    def step_of(self, item: Operand) -> LoopStep:
+        """The step behind an operand; one without a name for a constant."""
+        return self.steps[item] if isinstance(item, int) else LoopStep("", ())
+
     @property
     def windows(self) -> list[Load]:
         """Loads whose position may lie outside their tensor."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from kernelwright.rewrites.fusion.groups import Signature
@@ -17,6 +17,7 @@ from kernelwright.rewrites.fusion.nest import (
     Dim,
     Nest,
     Pass,
+    Position,
     dense_nest,
     evaluated_again,
     pairs_of,
@@ -214,16 +215,18 @@ class TritonKernel(FusedKernel):
         return lines
 
     @staticmethod
-    def _offset(dims: Sequence[Dim], names: Sequence[str], number: int) -> str:
+    def _offset(at: Position, number: int) -> str:
         """Offset of a tensor's element; empty where that is always its first."""
         return " + ".join(
             name if dim.strides[number] == 1 else f"{name} * {dim.strides[number]}"
-            for dim, name in zip(dims, names, strict=True)
+            for dim, name in zip(at.dims, at.names, strict=True)
             if dim.strides[number]
         )
 
-    def _load(self, index: int, offset: str, mask: str) -> str:
+    def _load(self, index: int, at: Position) -> str:
         number = self.load_steps.index(index)
+        offset = self._offset(at, number)
+        mask = " & ".join(name for name, along in at.masks.items() if any(dim.strides[number] for dim in along))
         place = self._tensor(number) + (f" + {offset}" if offset else "") + (f", mask={mask}, other=0.0" if mask else "")
         return f"v{index} = {self._read(index, place)}"
 
@@ -231,9 +234,9 @@ class TritonKernel(FusedKernel):
         """A load, as float32 also where the tensor holds booleans or numbers of 16 bits."""
         return f"tl.load({what}){'.to(tl.float32)' if self.program.loads[index].dtype != DTYPE else ''}"
 
-    def _store(self, number: int, dims: Sequence[Dim], names: Sequence[str], mask: str, otherwise: str = "0") -> str:
+    def _store(self, number: int, at: Position, mask: str, otherwise: str = "0") -> str:
         """An output is written at a position of a loop."""
-        offset = self._offset(dims, names, len(self.load_steps) + number) or otherwise
+        offset = self._offset(at, len(self.load_steps) + number) or otherwise
         step = f"v{self.signature.stores[number][0]}"
         stored = f"_index_of({step})" if self.signature.is_index(number) else step
         return f"tl.store(out{number} + {offset}, {stored}{', mask=' + mask if mask else ''})"
@@ -255,16 +258,14 @@ class TritonKernel(FusedKernel):
         return "\n".join(lines)
 
     def _pointwise(self) -> str:
-        dims = self.nest.outer
-        total = points(dims)
-        names = self._numbered("i", dims)
+        total, at = points(self.nest.outer), self._at_rows("inside")
         body = [
             f"index = tl.program_id(0).to({self._index_type()}) * {STRETCH} + tl.arange(0, {STRETCH})",
             f"inside = index < {total}",
-            *self._split(dims, names, "index"),
+            *self._split(at.dims, at.names, "index"),
         ]
-        body += self._steps(range(len(self.program.steps)), lambda index: self._loads(index, dims, names, "inside"))
-        body += [self._store(number, dims, names, "inside", "index") for number in range(len(self.signature.stores))]
+        body += self._steps(range(len(self.program.steps)), at)
+        body += [self._store(number, at, "inside", "index") for number in range(len(self.signature.stores))]
         return self._kernel(body, -(-total // STRETCH))
 
     def _rows(self) -> str:
@@ -278,33 +279,42 @@ class TritonKernel(FusedKernel):
         # A program for each short row has too little to do; with several, a tile has an axis for them.
         height = max(1, min(SHORT_ROWS // tile, power_of_two(rows // FEW_PROGRAMS + 1) // 2))
         several = height > 1
-        outer, inner = self._numbered("i", self.nest.outer), self._numbered("r", self.nest.reduced)
+        at = self._at_rows()
         body = [
             f"row = tl.program_id(0).to({self._index_type()})",
             *([f"row = row * {height} + tl.arange(0, {height})[:, None]", f"in_rows = row < {rows}"] if several else []),
-            *self._split(self.nest.outer, outer, "row"),
+            *self._split(at.dims, at.names, "row"),
             f"column = tl.arange(0, {tile}){'[None, :]' if several else ''}",
             f"in_columns = column < {columns}",
             f"inside = {'in_rows & ' if several else ''}in_columns",
-            *self._split(self.nest.reduced, inner, "column"),
+            *self._split(self.nest.reduced, self._numbered("r", self.nest.reduced), "column"),
         ]
-        every, names = (*self.nest.outer, *self.nest.reduced), (*outer, *inner)
         masks = {"in_rows": self.nest.outer if several else (), "in_columns": self.nest.reduced}
-        body += self._tile_steps(every, names, masks, "axis=1, keep_dims=True" if several else "axis=0")
+        inside = replace(self._at_points(), masks=masks)
+        body += self._tile_steps(inside, "axis=1, keep_dims=True" if several else "axis=0")
         for number, (_, full, _) in enumerate(self.signature.stores):
-            dims, at = (every, names) if full else (self.nest.outer, outer)
-            body.append(self._store(number, dims, at, "inside" if full else "in_rows" if several else ""))
+            mask = "inside" if full else "in_rows" if several else ""
+            body.append(self._store(number, inside if full else at, mask))
         warps = 4 if tile <= 2048 else 8 if tile <= 8192 else 16
         return self._kernel(body, -(-rows // height), warps)
 
-    def _tile_steps(
-        self, dims: Sequence[Dim], names: Sequence[str], masks: Mapping[str, Sequence[Dim]], axis: str
-    ) -> list[str]:
-        """All steps of a program whose tile holds whole rows or columns; a mask is needed along its dimensions."""
+    def _at_rows(self, mask: str = "") -> Position:
+        """The place of a row."""
+        dims = self.nest.outer
+        return Position(dims, tuple(self._numbered("i", dims)), {mask: dims} if mask else {})
+
+    def _at_points(self) -> Position:
+        """The place of a point inside a row."""
+        outer, reduced = self.nest.outer, self.nest.reduced
+        names = (*self._numbered("i", outer), *self._numbered("r", reduced))
+        return Position((*outer, *reduced), names, {"inside": (*outer, *reduced)})
+
+    def _tile_steps(self, at: Position, axis: str) -> list[str]:
+        """All steps of a program whose tile holds whole rows or columns."""
         lines = []
         for index, step in enumerate(self.program.steps):
             if step.name == "load":
-                lines.append(self._masked(index, dims, names, masks))
+                lines.append(self._load(index, at))
             elif step.name in REDUCERS:
                 operand = f"tl.where(inside, {self._reduced(index)}, {self._neutral(index)})"
                 lines.append(self._whole_tile(index, operand, axis))
@@ -313,12 +323,6 @@ class TritonKernel(FusedKernel):
                 if self.nest.kind == COLUMNS and self.program.is_subtracted_mean(index):
                     lines += self._refined(index, axis)
         return lines
-
-    def _masked(self, index: int, dims: Sequence[Dim], names: Sequence[str], masks: Mapping[str, Sequence[Dim]]) -> str:
-        """A load with those masks along whose dimensions it varies."""
-        number = self.load_steps.index(index)
-        mask = " & ".join(name for name, along in masks.items() if any(dim.strides[number] for dim in along))
-        return self._load(index, self._offset(dims, names, number), mask)
 
     def _whole_tile(self, index: int, operand: str, axis: str = "axis=0") -> str:
         """A tile reduced along an axis. `tl.max` would drop NaN."""
@@ -335,8 +339,8 @@ class TritonKernel(FusedKernel):
         dims = (*self.nest.outer, *self.nest.inner[:-1])
         names = self._numbered("i", dims)
         blocks = -(-lanes.size // width)
-        every, all_names = (*dims, down, lanes), (*names, "row", "column")
         masks, axis = {"in_rows": (down,), "in_columns": (lanes,)}, "axis=0, keep_dims=True"
+        at = Position((*dims, down, lanes), (*names, "row", "column"), masks)
         lane = f"tl.arange(0, {rows})[:, None].to({self._index_type()})"
         inside = [f"in_rows = row < {down.size}", "inside = in_rows & in_columns"]
         body = [
@@ -348,24 +352,18 @@ class TritonKernel(FusedKernel):
         ]
         if walks:
             (item,) = self.plan.passes
-            load = functools.partial(self._masked, dims=every, names=all_names, masks=masks)
-            body += [*self._steps(self.plan.rows_before, load), f"lane = {lane}"]
+            body += [*self._steps(self.plan.rows_before, at), f"lane = {lane}"]
             body += [self._start(index, f"{rows}, {width}") for index in item.reduces]
             body.append(f"for step in range(0, {-(-down.size // rows)}):")
-            loop = [f"row = step * {rows} + lane", *inside, *self._steps(item.computes, load)]
+            loop = [f"row = step * {rows} + lane", *inside, *self._steps(item.computes, at)]
             body += [f"    {line}" for line in (*loop, *(self._accumulate(index) for index in item.reduces))]
             body += [self._whole_tile(index, f"a{index}", axis) for index in item.reduces]
-            body += self._steps(item.rows_after, load)
+            body += self._steps(item.rows_after, at)
         else:
-            body += [f"row = {lane}", *inside, *self._tile_steps(every, all_names, masks, axis)]
+            body += [f"row = {lane}", *inside, *self._tile_steps(at, axis)]
         for number, (_, full, _) in enumerate(self.signature.stores):
-            body.append(self._store(number, every, all_names, "inside" if full else "in_columns"))
+            body.append(self._store(number, at, "inside" if full else "in_columns"))
         return self._kernel(body, points(dims) * blocks, 8 if walks or rows * width > 4096 else 4)
-
-    def _loads(self, index: int, dims: Sequence[Dim], names: Sequence[str], mask: str) -> str:
-        """A load at a position of a loop; one that does not vary along it needs no mask."""
-        offset = self._offset(dims, names, self.load_steps.index(index))
-        return self._load(index, offset, mask if offset else "")
 
     def _running(self, tile: int | str, steps: int | str, body: Sequence[str], item: Pass) -> list[str]:
         """A loop over the tiles of a row from column `begin`, and what its reductions come to."""
@@ -419,21 +417,19 @@ class TritonKernel(FusedKernel):
         for number, item in enumerate(plan.passes):
             body += self._running(LOOP_TILE, -(-points(dims) // LOOP_TILE), self._pass_steps(number), item)
             body += self._row_steps(item.rows_after)
-        body += [self._store(place, self.nest.outer, outer, "") for place, _ in self.row_stores]
+        body += [self._store(place, self._at_rows(), "") for place, _ in self.row_stores]
         return self._kernel(body, points(self.nest.outer), 8)
 
     def _row_steps(self, indices: Sequence[int]) -> list[str]:
-        outer = self._numbered("i", self.nest.outer)
-        return self._steps(indices, lambda index: self._loads(index, self.nest.outer, outer, ""))
+        return self._steps(indices, self._at_rows())
 
     def _pass_steps(self, number: int) -> list[str]:
         """Statements of a pass at each tile, with its stores."""
-        every = (*self.nest.outer, *self.nest.reduced)
-        names = (*self._numbered("i", self.nest.outer), *self._numbered("r", self.nest.reduced))
+        at = self._at_points()
         computes = evaluated_again(self.program, self.plan.passes, number)
-        lines = self._steps(computes, lambda index: self._loads(index, every, names, "inside"))
+        lines = self._steps(computes, at)
         if not self.plan.passes[number].reduces:
-            lines += [self._store(place, every, names, "inside") for place, _ in self.full_stores]
+            lines += [self._store(place, at, "inside") for place, _ in self.full_stores]
         return lines
 
     def _parts(self, size: str) -> list[str]:
@@ -474,7 +470,7 @@ class TritonKernel(FusedKernel):
         else:
             body = ["row = tl.program_id(0).to(tl.int64)", *known]
         mask = "chunk == 0" if self.full_stores else ""
-        body += [self._store(place, self.nest.outer, outer, mask) for place, _ in self.row_stores]
+        body += [self._store(place, self._at_rows(), mask) for place, _ in self.row_stores]
         lines += self._definition("apply", [*self.inputs, *parts, *self.outputs, *options], body)
         launches.append(("apply", parts, bool(self.full_stores)))
         name = self.__name__

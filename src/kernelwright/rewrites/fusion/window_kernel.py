@@ -44,6 +44,12 @@ class Statements:
         self.masks = masks
         self.known: dict[str, str] = {}
         self.lines: list[str] = []
+        self.names: dict[int, str] = {}
+        """Name of each step's value."""
+        self.row = 0
+        """Row of the tile that is stated now."""
+        self.test = inside
+        """Test of what is left of that row."""
         self.inner: list[str] = []
         """What is stated at each place of a window, before the step that pools it."""
 
@@ -68,37 +74,28 @@ class Statements:
         inside = self.inside
         if self.beyond < last and not self.masks:
             inside = f"{self.name(f'i{last - 1} < {program.logical[last - 1] - row}', 'm')} & {inside}"
-        names: dict[int, str] = {}
-
-        def operand(match: re.Match[str]) -> str:
-            index = int(match[1])
-            if index not in names:  # a load that was stated at each place of a window
-                names[index] = self.name(kernel._read(index, self._place(index, row, inside)), "v")
-            return names[index]
-
-        def named(text: str) -> str:
-            return re.sub(r"\bv(\d+)\b", operand, text)
-
+        self.row, self.test, names = row, inside, self.names
+        names.clear()
         tiled = next((index for index, step in enumerate(program.steps) if step.name == "convolution"), None)
         for index, step in enumerate(program.steps):
             if tiled is not None and index in (tiled, *program.steps[tiled].operands):
                 names[index] = "acc"
                 continue
             if step.name == "load":
-                text = kernel._read(index, self._place(index, row, inside))
+                text = kernel._read(index, self._place(index))
             elif step.name not in SCANS and step.name not in REDUCERS and step.name not in POOLERS:
-                text = named(kernel._step(index).partition(" = ")[2])
+                text = self._named(kernel._step(index).partition(" = ")[2])
             if step.name in SCANS:
-                self._scan(index, names)
+                self._scan(index)
             elif step.name in POOLERS:
-                given = named(kernel._reduced(index))
+                given = self._named(kernel._reduced(index))
                 both = f"_max_or_nan(best, {given})" if POOLERS[step.name] == "max" else f"best + {given}"
                 self.inner, self.lines = [*self.lines, f"best = {both}"], []
                 self.known.clear()
                 names.clear()
                 names[index] = "best"
             elif step.name in REDUCERS:
-                given = named(kernel._reduced(index))
+                given = self._named(kernel._reduced(index))
                 given = f"tl.where({self.masks[1]}, {given}, {kernel._neutral(index)})"
                 names[index] = self.name(kernel._whole_tile(index, given, "axis=1, keep_dims=True").partition(" = ")[2], "v")
             else:
@@ -113,22 +110,32 @@ class Statements:
             self.lines.append(f"tl.store({pointer}, {names[step_index]}, mask={mask})")
         return self.lines
 
-    def _scan(self, index: int, names: dict[int, str]) -> None:
+    def _scan(self, index: int) -> None:
         """A scan of this tile after those before it, whose result is `c{index}`."""
         name = self.kernel._name_of(index)
         neutral, sign = ("0.0", "+") if SCANS[name] == "sum" else ("1.0", "*")
         operand = self.kernel.program.steps[index].operands[0]
-        given = names[operand] if isinstance(operand, int) else self.kernel._literal(operand)
+        given = self.names[operand] if isinstance(operand, int) else self.kernel._literal(operand)
         source = self.name(f"tl.where({self.inside}, {given}, {neutral})", "x")
         function, _, reverse = name.partition("_")
         scan = f"tl.{function}({source}, axis=0{', reverse=True' if reverse else ''})"
-        names[index] = self.name(f"{scan} {sign} c{index}", "v")
+        self.names[index] = self.name(f"{scan} {sign} c{index}", "v")
         whole = f"tl.sum({source}, axis=0)" if sign == "+" else f"tl.reduce({source}, axis=0, combine_fn=_product)"
         self.lines.append(f"c{index} = c{index} {sign} {whole}")
 
-    def _place(self, index: int, row: int, inside: str) -> str:
-        """Pointers of a load, and its mask."""
-        load = self.kernel.program.loads[index]
+    def _named(self, text: str) -> str:
+        """Text in which each step's value has the name that it was stated by."""
+        return re.sub(r"\bv(\d+)\b", self._value, text)
+
+    def _value(self, match: re.Match[str]) -> str:
+        index = int(match[1])
+        if index not in self.names:  # a load that was stated at each place of a window
+            self.names[index] = self.name(self.kernel._read(index, self._place(index)), "v")
+        return self.names[index]
+
+    def _place(self, index: int) -> str:
+        """Pointers of a load at the current row, and its mask."""
+        load, row, inside = self.kernel.program.loads[index], self.row, self.test
         moved = row * load.strides[-2] if row else 0
         pointer = self._position(self.kernel._tensor(self.kernel.load_steps.index(index)), load.strides, load.offset + moved)
         window, last = load.window, len(load.strides) - 1
