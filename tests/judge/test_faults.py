@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.isolation.fork_server import session_members
+from kernelwright.judge.isolation.sessions import session_members
 from kernelwright.records import Candidate, Evaluation
 from tests.judge.snippets import LOCKS, RELU, candidate
 
@@ -144,7 +144,7 @@ def test_an_evaluation_ends_with_a_verdict_and_leaves_nothing(judge: Judge, monk
     found = judge.evaluate(RELU, KINDS[kind][what], settings=HURRIED)
     assert Evaluation.model_validate_json(found.model_dump_json().encode()).verdict is found.verdict
     assert {path.name for path in tmp_path.glob("kernelwright-*")} <= {*LOCKS}
-    assert [pid for pid in descendants_of(judge._fork_server.process.pid) if session_members(pid)] == []
+    assert [pid for pid in descendants_of(judge.fork_server.process.pid) if session_members(pid)] == []
 
 
 def descendants_of(parent: int) -> list[int]:

@@ -1008,7 +1008,7 @@ def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, propo
     files = len(os.listdir("/proc/self/fd"))
     threads = torch.get_num_threads()
     judge.evaluate(RELU, proposed, settings=BRIEF)
-    assert children_of(judge._fork_server.process.pid) == set()
+    assert children_of(judge.fork_server.process.pid) == set()
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
     assert len(os.listdir("/proc/self/fd")) == files
     assert torch.get_num_threads() == threads
@@ -1196,7 +1196,7 @@ def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
     made = BROKEN["forward fails in another process only"][0]
     with pytest.raises(TaskError):
         judge.evaluate(made, honest(made))
-    assert children_of(judge._fork_server.process.pid) == set()
+    assert children_of(judge.fork_server.process.pid) == set()
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
 
 

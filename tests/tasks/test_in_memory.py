@@ -202,9 +202,9 @@ def test_workers_find_the_modules_of_the_program_that_defines_the_model(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with folder_on_path(tmp_path / "model"):
-        assert fork_server._installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
+        assert fork_server.installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
     assert sys.path[0] == ""
-    assert str(tmp_path) not in fork_server._installed_path()
+    assert str(tmp_path) not in fork_server.installed_path()
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path):

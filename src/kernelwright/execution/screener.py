@@ -36,9 +36,9 @@ from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, 
 from kernelwright.execution.fork_servers import ForkServers
 from kernelwright.execution.proposals import Proposals
 from kernelwright.execution.work import Progress, Screen
-from kernelwright.judge.isolation.fork_server import signal_each
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
+from kernelwright.judge.isolation.sessions import signal_each
 from kernelwright.judge.isolation.workers import JudgeFolder
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Reason, Task

@@ -35,9 +35,10 @@ from kernelwright.cores import timing_core
 from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, KernelwrightError, TaskError
 from kernelwright.execution.local import spread
 from kernelwright.execution.zygotes import Zygotes
-from kernelwright.judge.isolation.fork_server import ForkServer, signal_each
+from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError, lock_path
 from kernelwright.judge.isolation.process import Worker, WorkerError, WorkerSpec, on_core
+from kernelwright.judge.isolation.sessions import signal_each
 from kernelwright.judge.isolation.workers import JudgeFolder
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Reason, Task

@@ -75,14 +75,14 @@ class Judge:
         self.settings = settings or Settings()
         self._progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
-        self._fork_server = fork_server or ForkServer()
-        self._fork_server.keep_off(self.core)
+        self.fork_server = fork_server or ForkServer()
+        self.fork_server.keep_off(self.core)
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
-            self._fork_server.import_compiler(self.device.type)
+            self.fork_server.import_compiler(self.device.type)
         self._memory = DeviceMemory(self.device, self.release_idle)
         keep = KEPT if self.device.type == "cuda" else 0
-        self._workers = Workers(self._fork_server, keep, lambda kind: has_room_for(kind, self.device))
+        self.workers = Workers(self.fork_server, keep, lambda kind: has_room_for(kind, self.device))
         sandbox.hide_memory()
         try:
             self.flush = CacheFlush(self.device)
@@ -106,14 +106,14 @@ class Judge:
 
     def release_idle(self) -> None:
         """End the processes that wait for another task, and give back what failures left: somebody wants the memory."""
-        self._workers.release_idle()
+        self.workers.release_idle()
         gc.collect()  # an exception that came through a thread's future is a cycle, with all tensors of its evaluation
         torch.cuda.empty_cache()
 
     def close(self) -> None:
         """End the worker processes."""
-        self._workers.close()
-        self._fork_server.close()
+        self.workers.close()
+        self.fork_server.close()
 
     def evaluate(
         self,
@@ -189,7 +189,7 @@ class Judge:
     def _found(
         self, task: Task, candidate: Candidate, settings: Settings, paired_baseline: Candidate | None
     ) -> CheckFindings:
-        self._workers.spent_s.clear()
+        self.workers.spent_s.clear()
         reading = guard.read_candidate(candidate, task, settings.forbid)
         findings = CheckFindings(Demands.of(settings), reading.labels)
         findings.checks["advice"] = list(reading.advice)
@@ -213,7 +213,7 @@ class Judge:
         if findings.missing:
             ended = [] if findings.failure is None else [findings.failure]
             findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}
-        spent_s = self._workers.spent_s
+        spent_s = self.workers.spent_s
         findings.checks["spent_s"] = {name: round(spent_s[name], 3) for name in sorted(spent_s) if spent_s[name] >= _SPENT_S}
         findings.checks["phases_s"] = {name: round(seconds, 3) for name, seconds in findings.phases_s.items()}
         return findings
@@ -301,7 +301,7 @@ class Judge:
             candidate=candidate,
             settings=settings,
             findings=findings,
-            workers=self._workers,
+            workers=self.workers,
             directory=directory,
             gate=gate,
             budget=CallBudget(settings.budget_s),

@@ -15,7 +15,7 @@ import pytest
 from kernelwright.errors import SandboxError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import workers as folder_module
-from kernelwright.judge.isolation.fork_server import session_members
+from kernelwright.judge.isolation.sessions import session_members
 from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders
 from tests.judge.snippets import RELU, candidate
 
@@ -82,7 +82,7 @@ tempfile.tempdir = sys.argv[1]
 from kernelwright.judge import Judge, Settings
 from tests.judge.snippets import RELU, candidate
 judge = Judge("cpu", Settings.quick(threads=1, timed=False))
-print(judge._fork_server.process.pid, flush=True)
+print(judge.fork_server.process.pid, flush=True)
 judge.evaluate(RELU, candidate("pass", init=sys.argv[2]))
 """
 LEAVES = """os.makedirs("a/b"); os.mkfifo("a/pipe"); os.chmod("a", 0)

@@ -13,6 +13,8 @@ import pytest
 from kernelwright.judge.isolation import fork_server
 from tests.quick import exhaustive_but
 
+LOOP = fork_server.ForkLoop(None)
+
 
 class _BeganAnewError(Exception):
     pass
@@ -30,18 +32,18 @@ def test_a_fork_server_that_opened_the_gpu_by_importing_the_compiler_begins_anew
         assert (program, arguments) == (sys.executable, sys.orig_argv)
         raise _BeganAnewError
 
-    monkeypatch.setattr(fork_server, "_gpu_files", lambda: opened.pop(0))
+    monkeypatch.setattr(fork_server, "open_gpu_files", lambda: opened.pop(0))
     monkeypatch.setattr(fork_server.importlib, "import_module", imported.append)
     monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
     monkeypatch.setattr(fork_server.os, "execv", begin_anew)
     monkeypatch.setattr(fork_server.os, "environ", {})
     if begins_anew:
         with pytest.raises(_BeganAnewError):
-            fork_server._import_compiler("cuda")
-        fork_server._import_compiler("cuda")
+            LOOP.import_compiler("cuda")
+        LOOP.import_compiler("cuda")
     else:
-        fork_server._import_compiler("cuda")
-    assert imported == [*fork_server._COMPILER]
+        LOOP.import_compiler("cuda")
+    assert imported == [*fork_server.COMPILER]
 
 
 def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):
@@ -53,32 +55,32 @@ def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monke
 
     monkeypatch.setattr(fork_server.importlib, "import_module", import_module)
     monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
-    fork_server._import_compiler("cpu")
-    assert imported == [*fork_server._COMPILER, "torch._inductor.cpu_vec_isa"]
+    LOOP.import_compiler("cpu")
+    assert imported == [*fork_server.COMPILER, "torch._inductor.cpu_vec_isa"]
     assert probed == ["torch._inductor.cpu_vec_isa"]
 
 
 def test_the_compiler_hashes_its_files_before_workers_are_forked(monkeypatch):
     hashed = []
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(torch_key=lambda: hashed.append("torch")))
-    for name in fork_server._HASHES:  # the second one is not there
-        fork_server._hash(name)
+    for name in fork_server.HASHES:  # the second one is not there
+        LOOP.hash_compiler(name)
     assert hashed == ["torch"]
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", None)
-    fork_server._hash("torch_key")  # nothing is imported for it
+    LOOP.hash_compiler("torch_key")  # nothing is imported for it
 
 
 def test_every_module_and_function_named_for_the_compiler_is_there():
-    for name in fork_server._COMPILER:
+    for name in fork_server.COMPILER:
         assert importlib.util.find_spec(name) is not None, name
     source = Path(importlib.util.find_spec("torch._inductor.codecache").origin).read_text(encoding="utf-8")
-    assert all(f"\ndef {name}(" in source for name in fork_server._HASHES)
+    assert all(f"\ndef {name}(" in source for name in fork_server.HASHES)
 
 
 def test_open_files_of_the_gpu_are_counted(monkeypatch):
     read = os.readlink
-    before = fork_server._gpu_files()
+    before = fork_server.open_gpu_files()
     with open(os.devnull, "rb") as file:
         own = f"/proc/self/fd/{file.fileno()}"
         monkeypatch.setattr(fork_server.os, "readlink", lambda path: "/dev/nvidia0" if path == own else read(path))
-        assert fork_server._gpu_files() == before + 1
+        assert fork_server.open_gpu_files() == before + 1

@@ -67,7 +67,7 @@ def judge(one_fork_server: None) -> Iterator[Judge]:
 
 
 def waiting(judge: Judge) -> list[int]:
-    return [worker.pid for worker in judge._workers._waiting]
+    return [worker.pid for worker in judge.workers._waiting]
 
 
 RELU = task("torch.relu(self.linear(x))")
@@ -77,13 +77,13 @@ WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
 @pytest.mark.exhaustive
 def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
     started = []
-    spawn = judge._fork_server.spawn
+    spawn = judge.fork_server.spawn
 
     def counted(config, files):
         started.append((config["role"], pid := spawn(config, files)))
         return pid
 
-    monkeypatch.setattr(judge._fork_server, "spawn", counted)
+    monkeypatch.setattr(judge.fork_server, "spawn", counted)
     for made in (RELU, WIDER, RELU):
         accepted = judge.evaluate(made, candidate(made))
         assert accepted.verdict == "accepted", accepted.detail
@@ -101,13 +101,13 @@ def test_references_serve_one_task_after_another_and_candidates_are_always_fresh
 @pytest.mark.exhaustive
 def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
     started = []
-    spawn = judge._fork_server.spawn
+    spawn = judge.fork_server.spawn
 
     def counted(config, files):
         started.append((config["role"], config["build"]))
         return spawn(config, files)
 
-    monkeypatch.setattr(judge._fork_server, "spawn", counted)
+    monkeypatch.setattr(judge.fork_server, "spawn", counted)
     settings = judge.settings.model_copy(update={"timed": True, "blocks": 2, "triple_s": 0.0})
     for made in (RELU, WIDER, RELU):
         source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
@@ -119,7 +119,7 @@ def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
 
 def test_a_kept_worker_has_let_go_of_its_arenas(judge):
     judge.evaluate(RELU, candidate(RELU))
-    assert all(worker.arenas == {} for worker in judge._workers._waiting)
+    assert all(worker.arenas == {} for worker in judge.workers._waiting)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_one_whose_task_left_a_trace_is_ended(judge, changes):
 
 def test_one_that_died_or_cannot_forget_is_ended(judge):
     judge.evaluate(RELU, candidate(RELU))
-    (worker,) = judge._workers._waiting
+    (worker,) = judge.workers._waiting
     os.kill(worker.pid, signal.SIGKILL)
     assert not worker.forget()
 
@@ -153,7 +153,7 @@ def test_one_that_died_while_it_waited_is_replaced(judge):
 
 @pytest.mark.parametrize("change", exhaustive_but(["strict_fp32", "tf32_products"], "tf32_products"))
 def test_other_limits_want_other_processes(judge, change):
-    judge._workers = Workers(judge._fork_server, keep=1)
+    judge.workers = Workers(judge.fork_server, keep=1)
     judge.evaluate(RELU, candidate(RELU))
     before = waiting(judge)
     other = judge.settings.model_copy(update={change: True})
@@ -163,7 +163,7 @@ def test_other_limits_want_other_processes(judge, change):
 
 def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, monkeypatch):
     rooms = [True]
-    judge._workers = Workers(judge._fork_server, keep=3, has_room=lambda kind: rooms[-1])
+    judge.workers = Workers(judge.fork_server, keep=3, has_room=lambda kind: rooms[-1])
     judge.evaluate(RELU, candidate(RELU))
     (kept,) = waiting(judge)
     rooms.append(False)
@@ -189,7 +189,7 @@ def test_where_memory_is_scarce_the_references_processes_alone_stay(monkeypatch,
 
 def test_whether_one_is_kept_is_asked_of_its_kind(judge):
     asked = []
-    judge._workers = Workers(judge._fork_server, keep=3, has_room=lambda kind: asked.append(kind))
+    judge.workers = Workers(judge.fork_server, keep=3, has_room=lambda kind: asked.append(kind))
     judge.evaluate(RELU, candidate(RELU))
     assert set(asked) == {"reference"}
     assert waiting(judge) == []

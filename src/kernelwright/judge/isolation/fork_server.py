@@ -22,20 +22,20 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import kernelwright
 from kernelwright.cores import cores_beside
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
+from kernelwright.judge.isolation.sessions import Ending, Session
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import WORKER_ENVIRONMENT
 
 _WITHOUT_COMPILER = "KERNELWRIGHT_FORK_SERVER_WITHOUT_COMPILER"
 """Variable of a fork server that has begun anew."""
-_COMPILER = (
+COMPILER = (
     "torch._inductor.compile_fx",
     # Imported by the first compilation in a process, for a tenth to a quarter of a second.
     "torch._inductor.codegen.cuda_combined_scheduling",
@@ -44,16 +44,12 @@ _COMPILER = (
     "torch.export._trace",
 )
 """Modules of torch.compile's compiler."""
-_HASHES = ("torch_key", "triton_key")
+HASHES = ("torch_key", "triton_key")
 """Functions that hash all files of PyTorch and Triton, once in a process and its forks: 0.2 and 0.4 s. Called when idle, so
 that no worker waits."""
 _WATCH_S = 0.05
-_SESSION_WATCH_EVERY = 10
-"""Looking through all processes takes longer the more of them the machine has."""
-_KILL_ROUNDS = 100
-_FORK_TRIES = 200
+FORK_TRIES = 200
 """Tries for ten seconds: a watch needs half a second to end the processes that are in the way. Our choice."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 INHERITED_VARIABLES = (
     "PATH",
@@ -75,16 +71,7 @@ INHERITED_VARIABLES = (
 out: with 1, three cheats whose work goes on in streams that are never joined were accepted on an H200."""
 
 
-class Ending(NamedTuple):
-    """The end of a worker process."""
-
-    exit_code: int
-    """Exit status; where a signal ended it, minus the signal's number."""
-    cause: str | None
-    """`memory` or `processes` when the watch ended it; None otherwise."""
-
-
-def _installed_path() -> list[str]:
+def installed_path() -> list[str]:
     """`sys.path` without the folder that Python put there for the program it was started with.
 
     A candidate stands alone: it must not find modules there, beside a task perhaps.
@@ -108,7 +95,7 @@ class ForkServer:
             "from kernelwright.judge.isolation import fork_server; fork_server.main(int(sys.argv[1]))"
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(_installed_path())],
+            [sys.executable, "-c", program, str(theirs.fileno()), json.dumps(installed_path())],
             pass_fds=[theirs.fileno()],
             env=inherited | WORKER_ENVIRONMENT,
             stdin=subprocess.DEVNULL,
@@ -169,202 +156,128 @@ class ForkServer:
 # --- inside the fork server --------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Watched:
-    pid: int
-    config: dict[str, Any]
-    cause: str | None = None
-    ticks: int = 0
-
-
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
     from kernelwright.judge.worker import serving  # noqa: F401 - imports torch once, for all workers that are forked off
 
     sandbox.adopt_orphans()
-    channel = Channel(socket.socket(fileno=handle))
-    watched: dict[int, _Watched] = {}
-    idle: list[str] = []
     gc.collect()
     gc.freeze()
-    try:
-        while True:
-            ready, _, _ = select.select([channel.socket], [], [], 0.0 if idle else _WATCH_S if watched else None)
-            if not ready and idle:
-                _hash(idle.pop())
-            if ready:
-                message = channel.receive()
-                if "spawn" in message:
-                    pid = _fork(channel, message, watched)
-                    watched[pid] = _Watched(pid, message["spawn"])
-                    channel.send({"pid": pid})
-                elif "import_compiler" in message:
-                    _import_compiler(message["import_compiler"])
-                    idle = [*_HASHES]
-                else:
-                    channel.send(_end(watched.pop(message["end"]), message["grace_s"]))
-            for one in watched.values():
-                _watch(one)
-    except ChannelClosedError:
-        pass
-    finally:
-        for one in watched.values():
-            _end(one)
+    ForkLoop(Channel(socket.socket(fileno=handle))).serve()
 
 
-def _import_compiler(device: str) -> None:
-    """Import it: three seconds, and on a processor ten for torch's probes of its instructions, whose results stay here."""
-    if _WITHOUT_COMPILER in os.environ:
-        return
-    before = _gpu_files()
-    for name in _COMPILER:
-        with contextlib.suppress(ImportError):  # not every version of torch has all
-            importlib.import_module(name)
-    if device == "cpu":
-        importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
-    if _gpu_files() > before:
-        # Forks of a process that has begun to use a GPU cannot use it. So begin anew; there is no worker yet.
-        os.environ[_WITHOUT_COMPILER] = "1"
-        os.execv(sys.executable, sys.orig_argv)
-    gc.collect()
-    gc.freeze()
+class ForkLoop:
+    """Forks workers for the other end of a channel, watches them and ends them."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._sessions: dict[int, Session] = {}
+        self._left_to_hash: list[str] = []
+
+    def serve(self) -> None:
+        """Answer until the other end is closed, and end what is left."""
+        try:
+            while True:
+                wait_s = 0.0 if self._left_to_hash else _WATCH_S if self._sessions else None
+                ready, _, _ = select.select([self._channel.socket], [], [], wait_s)
+                if ready:
+                    self._answer(self._channel.receive())
+                elif self._left_to_hash:
+                    self.hash_compiler(self._left_to_hash.pop())
+                self._watch()
+        except ChannelClosedError:
+            pass
+        finally:
+            for session in self._sessions.values():
+                session.end()
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if "spawn" in message:
+            config = message["spawn"]
+            pid = self._fork(config, self._channel.receive_files(message["files"]))
+            self._sessions[pid] = Session(pid, config["memory_limit_bytes"], config["process_limit"])
+            self._channel.send({"pid": pid})
+        elif "import_compiler" in message:
+            self.import_compiler(message["import_compiler"])
+            self._left_to_hash = [*HASHES]
+        else:
+            self._channel.send(self._sessions.pop(message["end"]).end(message["grace_s"])._asdict())
+
+    def _watch(self) -> None:
+        for session in self._sessions.values():
+            session.watch()
+
+    def _fork(self, config: dict[str, Any], files: list[int]) -> int:
+        for tries_left in reversed(range(FORK_TRIES)):
+            try:
+                pid = os.fork()
+                break
+            except OSError:  # a candidate has started more processes than the machine has room for
+                if not tries_left:
+                    raise
+                self._watch()
+                time.sleep(_WATCH_S)
+        if pid:
+            for handle in files:
+                os.close(handle)
+            return pid
+        status = 1
+        try:
+            self._channel.close()
+            self.become_worker(config, files)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def become_worker(self, config: dict[str, Any], files: list[int]) -> None:
+        """Serve as a worker behind walls, in a fork; `files[0]` is its end of a channel."""
+        from kernelwright.judge.worker import serving
+
+        # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
+        os.setsid()
+        sandbox.die_with_parent()
+        private = Path(config["private"])
+        log = os.open(private / serving.OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.close(log)
+        os.close(nothing)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        serving.prepare_directories(private, Path(config["build"]))
+        # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than
+        # one without them, so both sides must stand behind the same.
+        sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
+        serving.say_where_when_asked(private)  # a thread from before would have no walls around it
+        serving.serve(socket.socket(fileno=files[0]), config, files[1:])
+
+    def import_compiler(self, device: str) -> None:
+        """Import it: 3 s, and on a processor 10 s for torch's probes of its instructions, whose results stay here."""
+        if _WITHOUT_COMPILER in os.environ:
+            return
+        before = open_gpu_files()
+        for name in COMPILER:
+            with contextlib.suppress(ImportError):  # not every version of torch has all
+                importlib.import_module(name)
+        if device == "cpu":
+            importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
+        if open_gpu_files() > before:
+            # Forks of a process that has begun to use a GPU cannot use it. So begin anew; there is no worker yet.
+            os.environ[_WITHOUT_COMPILER] = "1"
+            os.execv(sys.executable, sys.orig_argv)
+        gc.collect()
+        gc.freeze()
+
+    def hash_compiler(self, name: str) -> None:
+        """Have the compiler hash its files: most of the time of a compilation that finds its result in a cache."""
+        with contextlib.suppress(ImportError, OSError):
+            getattr(sys.modules.get("torch._inductor.codecache"), name, lambda: None)()  # none where it is not imported
 
 
-def _hash(name: str) -> None:
-    """Have the compiler hash its own files, which is most of what a compilation takes that finds its result in a cache."""
-    with contextlib.suppress(ImportError, OSError):
-        getattr(sys.modules.get("torch._inductor.codecache"), name, lambda: None)()  # none where it may not be imported
-
-
-def _gpu_files() -> int:
-    """Files of the GPU's driver that this process has open."""
-    found = 0
+def open_gpu_files() -> int:
+    """Number of files of the GPU's driver that this process has open."""
+    count = 0
     for handle in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that listed them
-            found += os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/nvidia")
-    return found
-
-
-def _fork(channel: Channel, message: dict[str, Any], watched: dict[int, _Watched]) -> int:
-    files = channel.receive_files(message["files"])
-    for tries_left in reversed(range(_FORK_TRIES)):
-        try:
-            pid = os.fork()
-            break
-        except OSError:  # a candidate has started more processes than the machine has room for
-            if not tries_left:
-                raise
-            for one in watched.values():
-                _watch(one)
-            time.sleep(_WATCH_S)
-    if pid:
-        for handle in files:
-            os.close(handle)
-        return pid
-    status = 1
-    try:
-        _become_worker(channel, message["spawn"], files)
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def _become_worker(channel: Channel, config: dict[str, Any], files: list[int]) -> None:
-    from kernelwright.judge.worker import serving
-
-    # A session of its own: seccomp refuses to leave it, so its members are all that this worker ever starts.
-    os.setsid()
-    sandbox.die_with_parent()
-    channel.close()
-    private = Path(config["private"])
-    log = os.open(private / serving.OUTPUT_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    os.close(log)
-    os.close(nothing)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    serving.prepare_directories(private, Path(config["build"]))
-    # The reference too, although it is trusted: a process behind these walls ran the same code up to 15 % faster than one
-    # without them, so both sides must stand behind the same.
-    sandbox.restrict((private, Path(config["build"])), config["device"], config["file_limit_bytes"])
-    serving.say_where_when_asked(private)  # a thread from before would have no walls around it
-    serving.serve(socket.socket(fileno=files[0]), config, files[1:])
-
-
-def _watch(one: _Watched) -> None:
-    """End a session that has grown beyond its limits."""
-    if one.cause is not None:
-        return
-    one.ticks += 1
-    members = [one.pid] if one.ticks % _SESSION_WATCH_EVERY else session_members(one.pid)
-    if len(members) > one.config["process_limit"]:
-        one.cause = "processes"
-    elif sum(_anonymous_bytes(pid) for pid in members) > one.config["memory_limit_bytes"]:
-        one.cause = "memory"
-    if one.cause is not None:
-        _kill_session(one.pid)
-
-
-def session_members(session: int, *, zombies: bool = False) -> list[int]:
-    """Processes of a worker's session, which is all it started: seccomp refuses setsid."""
-    members = []
-    # The youngest first: one that lives for a millisecond is gone by the end.
-    for name in reversed(os.listdir("/proc")):
-        try:
-            if not name.isdigit() or os.getsid(int(name)) != session:
-                continue
-            if not zombies:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    if file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X"):
-                        continue
-        except OSError:
-            continue  # it ended while we looked
-        members.append(int(name))
-    return members
-
-
-def signal_each(pids: list[int], number: int) -> None:
-    """Send a signal to each process that is still there."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _anonymous_bytes(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            _, resident, shared, *_ = file.read().split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * _PAGE_BYTES
-
-
-def _kill_session(session: int) -> None:
-    """Kill until nothing is left: a process may fork while it is being looked for, but stopped ones may not."""
-    signal_each(session_members(session), signal.SIGSTOP)
-    for _ in range(_KILL_ROUNDS):
-        if not (members := session_members(session)):
-            return
-        signal_each(members, signal.SIGKILL)
-
-
-def _end(one: _Watched, grace_s: float = 0.0) -> dict[str, Any]:
-    found, status = 0, 0
-    deadline_s = time.monotonic() + grace_s
-    while not found and time.monotonic() < deadline_s:
-        found, status = os.waitpid(one.pid, os.WNOHANG)
-        time.sleep(0.002)
-    _kill_session(one.pid)
-    if not found:
-        signal_each([one.pid], signal.SIGKILL)  # one that was just forked is in no session of its own yet
-        _, status = os.waitpid(one.pid, 0)
-    # Orphans of the session come to us; none may outlive the worker.
-    for _ in range(_KILL_ROUNDS):
-        if not (left := session_members(one.pid, zombies=True)):
-            break
-        _kill_session(one.pid)
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):  # its own parent has not died or not reaped it yet
-                os.waitpid(pid, 0)
-    return {"exit_code": os.waitstatus_to_exitcode(status), "cause": one.cause}
+            count += os.readlink(f"/proc/self/fd/{handle}").startswith("/dev/nvidia")
+    return count

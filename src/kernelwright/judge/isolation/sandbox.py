@@ -6,7 +6,7 @@ Everything is done by the process itself, needs no privilege, and cannot be undo
 - Landlock (Linux 5.13 and later) leaves the system readable and only its own directories writable;
 - seccomp refuses the network, other processes' memory, namespaces, new sessions and changes of files' times, and ignores
   changes of their modes, owners and attributes;
-- resource limits bound files; memory and process counts are watched from outside (`fork_server.py`).
+- resource limits bound files; memory and process counts are watched from outside (`sessions.py`).
 
 Used in the order `restrict(...)` has it. `kernelwright doctor` says which of these this kernel really has. Landlock
 and seccomp are defence in depth here: no number or verdict rests on them (see `docs/threat-model.md`).
@@ -309,9 +309,9 @@ def die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has died, so that they can be found and ended."""
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(*, adopt: bool = True) -> None:
+    """Become the parent of descendants whose own parent has died, so that they can be found and ended; or stop being it."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def restrict(writable: tuple[Path, ...], device: str, file_limit_bytes: int) -> None:
