@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from kernelwright.execution.executor import LocalExecutor
     from kernelwright.gpu.target import Target
 
 
@@ -172,17 +173,17 @@ def one_fork_server(_one_fork_server: type, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def judge_pool() -> Iterator[object]:
-    """A `JudgePool` of one judge for the CPU, which does not time unless a job's settings say so; leave it open.
+def local_executor() -> Iterator[LocalExecutor]:
+    """A `LocalExecutor` of one judge for the CPU, which does not time unless the settings of work say so; leave it open.
 
-    For tests of what hands it work: whoever makes a pool of its own pays for two more imports of torch. Its check is the
+    For tests of what hands it work: whoever makes one of its own pays for two more imports of torch. Its check is the
     brief one.
     """
-    from kernelwright.execution.local import JudgePool
+    from kernelwright.execution.executor import LocalExecutor
     from kernelwright.judge import Settings
 
-    with JudgePool(["cpu"], Settings.quick(threads=1, timed=False, thorough=False)) as pool:
-        yield pool
+    with LocalExecutor(["cpu"], Settings.quick(threads=1, timed=False, thorough=False)) as executor:
+        yield executor
 
 
 @pytest.fixture(scope="session")

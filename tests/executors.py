@@ -53,8 +53,6 @@ class FakeExecutor:
             return [*found] if isinstance(found, GeneratorType) else [found]
         except KernelwrightError as error:
             return [error]
-        except Exception as error:  # noqa: BLE001 - as every executor does
-            return [InfrastructureError(f"a fault of this program: {error!r}")]
 
     def cancel(self, work):
         self.cancelled.append(work)

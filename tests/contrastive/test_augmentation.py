@@ -11,11 +11,11 @@ from kernelwright.contrastive.supervised import augment, train_supervised
 from kernelwright.contrastive.teachers import ChatTeacher, copied_forward, graphed, shortened, teacher_named
 from kernelwright.errors import ConfigError
 from kernelwright.models.chat import Completion
-from kernelwright.records import RunDirectory, Task, sha256_of
+from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
 from kernelwright.tasks.generated import family_tasks
 from kernelwright.tasks.suites import builtin_task
-from tests.contrastive.toys import ToyJudge, toy_code, toy_context, toy_tasks
+from tests.contrastive.toys import ToyJudge, toy_code, toy_context, toy_evaluation, toy_tasks
 from tests.quick import exhaustive_but
 
 SMALL = Task(
@@ -177,10 +177,10 @@ def test_shortening_leaves_out_the_fall_back(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge_pool):
+def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, local_executor):
     """One small pass through processes, checks and sandbox; not timed, since correctness is the filter."""
     settings = {"teachers": ["builtin", "templates"], "successes": 1, "attempts": 1}
-    context = toy_context(judge_pool)
+    context = toy_context(local_executor)
     examples = augment(config(**settings), [SMALL], RunDirectory(tmp_path), context)
     assert {(example.teacher, example.techniques) for example in examples} == {
         ("builtin", ("push-reduction-through-product",)),
@@ -192,12 +192,8 @@ def test_the_real_judge_filters_what_the_built_in_teacher_writes(tmp_path, judge
 
 def test_answers_are_true_about_what_they_were_shown():
     task = toy_tasks(("amber",))[0]
-    judge = ToyJudge()
-    from kernelwright.execution.local import Job
-    from kernelwright.records import Candidate
-
     source = whole_source(task, toy_code(4), "subclass")
-    ((_, evaluation),) = judge.evaluate([Job(task, Candidate(source=source, techniques=("fold-bias",)))])
+    evaluation = toy_evaluation(task, Candidate(source=source, techniques=("fold-bias",)))
     text = answer_text(task, contrastive_prompt(task, (), device="cpu", form="subclass"), evaluation, "subclass")
     assert "The reference: toy even amber." in text
     assert "Fold bias." in text

@@ -69,19 +69,12 @@ def test_runs_on_one_machine_share_what_was_judged(tmp_path):
 class BaselineJudge(ToyJudge):
     """Measures a baseline of an even task at 1.6 times eager, and rejects one of an odd task."""
 
-    def evaluate(self, jobs, stop=None):
-        for job in jobs:
-            if stop is not None and stop():
-                return
-            if job.candidate.policy != "baseline":
-                yield from super().evaluate([job], stop)
-                continue
-            self.count += 1
-            found = toy_evaluation(job.task, job.candidate)
-            if "even" in job.task.id:
-                speedups = {"speedup": 1.6, "speedup_low": 1.5, "speedup_high": 1.7}
-                found = found.model_copy(update={"verdict": Verdict.ACCEPTED, "reason": None, **speedups})
-            yield job, found
+    def outcome(self, work):
+        found = super().outcome(work)
+        if work.candidate.policy != "baseline" or "even" not in work.task.id:
+            return found
+        speedups = {"speedup": 1.6, "speedup_low": 1.5, "speedup_high": 1.7}
+        return found.model_copy(update={"verdict": Verdict.ACCEPTED, "reason": None, **speedups})
 
 
 def baselines_in(path, device="cuda", name=GRAPH):

@@ -36,11 +36,10 @@ FITTING = {"micro_batch": 8, "max_length": 200}
 class Noisy(ToyJudge):
     """Finds another speedup the second time, as a clock does."""
 
-    def evaluate(self, jobs, stop=None):
-        for job, found in super().evaluate(jobs, stop):
-            factor = 1.3 if "way = 4" in job.candidate.source else 1.02
-            told = {name: getattr(found, name) and getattr(found, name) * factor for name in ("speedup", "speedup_low")}
-            yield job, found.model_copy(update=told)
+    def outcome(self, work):
+        found, factor = super().outcome(work), 1.3 if "way = 4" in work.candidate.source else 1.02
+        told = {name: getattr(found, name) and getattr(found, name) * factor for name in ("speedup", "speedup_low")}
+        return found.model_copy(update=told)
 
 
 def context():
@@ -48,7 +47,7 @@ def context():
         ToyJudge(),
         confirmers=Noisy(),
         settings=Settings.quick(),
-        verifiers={"cpu": Noisy()},
+        verifier=Noisy(),
         checker=StructuralChecker(HackDatabase.packaged(), threshold=2.0),
         screens=ToyScreens(1.05),
     )

@@ -14,7 +14,7 @@ from kernelwright.contrastive.held_out import (
 )
 from kernelwright.contrastive.settings import ExemplarSection, HeldOutConfig, PromptSection
 from kernelwright.models.chat import Completion
-from kernelwright.records import RunDirectory
+from kernelwright.records import Reason, RunDirectory, Verdict
 from tests.contrastive.toys import ToyJudge, toy_code, toy_context, toy_tasks
 
 TASKS = toy_tasks(("opal", "pearl"))
@@ -38,11 +38,11 @@ class Scripted:
 class Twice(ToyJudge):
     """A confirming judge that finds everything 1.5 times slower than the first did."""
 
-    def evaluate(self, jobs, stop=None):
-        for job, outcome in super().evaluate(jobs, stop):
-            if outcome.speedup is not None:
-                outcome = outcome.model_copy(update={"speedup": outcome.speedup / 1.5, "speedup_low": outcome.speedup / 1.6})
-            yield job, outcome
+    def outcome(self, work):
+        found = super().outcome(work)
+        if found.speedup is None:
+            return found
+        return found.model_copy(update={"speedup": found.speedup / 1.5, "speedup_low": found.speedup / 1.6})
 
 
 def test_the_best_of_the_answers_counts_by_its_second_measurement(tmp_path):
@@ -66,8 +66,11 @@ def test_the_best_of_the_answers_counts_by_its_second_measurement(tmp_path):
 
 def test_a_best_that_the_second_measurement_rejects_gives_way_to_the_next(tmp_path):
     class Strict(ToyJudge):
-        def evaluate(self, jobs, stop=None):
-            yield from super().evaluate([job for job in jobs if "way = 4" not in job.candidate.source], stop)
+        def outcome(self, work):
+            found = super().outcome(work)
+            if "way = 4" not in work.candidate.source:
+                return found
+            return found.model_copy(update={"verdict": Verdict.REJECTED, "reason": Reason.WRONG_OUTPUT, "speedup": None})
 
     context = toy_context(ToyJudge(), confirmers=Strict())
     config = HeldOutConfig(samples=4, confirm_tries=2)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from kernelwright.contrastive.evaluations import agree, is_suspicious, reverify, settled
 from kernelwright.contrastive.scoring import RewardSmoother
-from kernelwright.errors import ConfigError, DeviceError, InfrastructureError
+from kernelwright.errors import ConfigError, DeviceError
 from kernelwright.records import Evaluation, Reason
 from kernelwright.records.rewards import conservative, reward_named
+from tests.executors import FakeExecutor
 from tests.samples import TASK, accepted, module, rejected
 
 COMPILED = {TASK.sha256: 5.0}
@@ -117,51 +118,30 @@ def test_what_is_rejected_or_untimed_is_not_suspicious():
     assert not is_suspicious(accepted(speedup=None, speedup_low=None), None)
 
 
-class FakePool:
-    """Answers with what is planned for each source, last job first, and remembers what it was asked."""
-
-    def __init__(self, device, plan):
-        self.device = device
-        self.plan = plan
-        self.asked = []
-
-    def evaluate(self, jobs):
-        jobs = list(jobs)
-        self.asked += [job.candidate.source for job in jobs]
-        for job in reversed(jobs):
-            planned = self.plan[job.candidate.source]
-            yield job, planned.model_copy(update={"device": self.device}) if isinstance(planned, Evaluation) else planned
-
-
-def test_measured_again_on_another_device_of_the_same_kind():
+def test_measured_again_on_another_device_where_there_is_one():
     sources = [module(note=str(number)) for number in range(3)]
     again = {source: accepted(4.0 + number, source) for number, source in enumerate(sources)}
-    judges = {device: FakePool(device, again) for device in ("cpu", "cuda:0", "cuda:1", "cuda:2")}
     devices = ["cuda:0", "cuda:1", "cuda:0"]
     cases = [(TASK, accepted(4.0, source, device=device)) for source, device in zip(sources, devices, strict=True)]
-    found = reverify(cases, judges)
+    executor = FakeExecutor(lambda work: again[work.candidate.source])
+    found = reverify(cases, executor)
     assert [second.speedup for second in found] == [4.0, 5.0, 6.0]
     assert all(second.confirms for second in found)
-    assert all(second.device != first.device for second, (_, first) in zip(found, cases, strict=True))
-    assert [len(judges[device].asked) for device in judges] == [0, 1, 1, 1], "work is spread"
+    assert [work.elsewhere_than for work in executor.submitted] == devices
 
 
-def test_a_single_device_measures_again_itself():
-    source = module()
-    judges = {"cpu": FakePool("cpu", {source: accepted(3.9, source)})}
-    first = accepted(4.0, source)
-    (second,) = reverify([(TASK, first)], judges)
+def test_what_agrees_counts_by_its_second_measurement():
+    first = accepted(4.0)
+    executor = FakeExecutor(lambda work: accepted(3.9))
+    (second,) = reverify([(TASK, first)], executor)
     assert agree(first, second)
     assert settled(first, second) is second
-    assert reverify([], judges) == []
+    assert reverify([], executor) == []
 
 
 def test_infrastructure_that_fails_raises():
-    source = module()
     with pytest.raises(DeviceError):
-        reverify([(TASK, accepted(4.0, source))], {"cpu": FakePool("cpu", {source: DeviceError("gone")})})
-    with pytest.raises(InfrastructureError, match="of the kind of cpu"):
-        reverify([(TASK, accepted(4.0, source))], {"cuda:0": FakePool("cuda:0", {})})
+        reverify([(TASK, accepted(4.0))], FakeExecutor(lambda work: DeviceError("gone")))
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,10 @@ class Faulty(ToyJudge):
         super().__init__()
         self._way = f"way = {way}"
 
-    def evaluate(self, jobs, stop=None):
-        for job in jobs:
-            if self._way in job.candidate.source:
-                yield job, InfrastructureError("the machine is at fault")
-            else:
-                yield job, toy_evaluation(job.task, job.candidate)
+    def outcome(self, work):
+        if self._way in work.candidate.source:
+            return InfrastructureError("the machine is at fault")
+        return super().outcome(work)
 
 
 def test_what_could_not_be_judged_earns_nothing_either_way(tmp_path):
@@ -106,21 +104,20 @@ class Remeasured(ToyJudge):
         super().__init__()
         self._speedup = speedup
 
-    def evaluate(self, jobs, stop=None):
-        for job, outcome in super().evaluate(jobs, stop):
-            yield job, outcome.model_copy(update={"speedup": self._speedup, "speedup_low": self._speedup})
+    def outcome(self, work):
+        return super().outcome(work).model_copy(update={"speedup": self._speedup, "speedup_low": self._speedup})
 
 
 @pytest.mark.parametrize(("second", "counts"), [(3.9, 3.9), (1.1, 1.1)])
 def test_a_suspicious_speedup_is_measured_again_before_it_counts(second, counts, tmp_path):
     verifier = Remeasured(second)
     exemplars = ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    (sample,) = scored(toy_scorer(tmp_path, Remeasured(4.0), exemplars, verifiers={"cpu": verifier}), ways(4))
+    (sample,) = scored(toy_scorer(tmp_path, Remeasured(4.0), exemplars, verifier=verifier), ways(4))
     assert verifier.count == 1
     assert sample.reward == pytest.approx(counts)
     assert exemplars.best(EVEN.sha256, device="cpu").score == pytest.approx(counts)
     # Read back from disk, the re-measurement still counts and is not made again.
-    (later,) = scored(toy_scorer(tmp_path, ToyJudge(), verifiers={"cpu": verifier}), ways(4))
+    (later,) = scored(toy_scorer(tmp_path, ToyJudge(), verifier=verifier), ways(4))
     assert later.reward == pytest.approx(counts)
     assert verifier.count == 1
 
@@ -144,19 +141,19 @@ class Doubting:
 class Strict(Remeasured):
     """Accepts a second measurement, and rejects what is judged under stricter settings."""
 
-    def evaluate(self, jobs, stop=None):
-        for job, outcome in super().evaluate(jobs, stop):
-            if job.settings is not None and job.settings.thorough:
-                assert job.settings.processes_min > SETTINGS.processes_min
-                outcome = outcome.model_copy(
-                    update={"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
-                )
-            yield job, outcome
+    def outcome(self, work):
+        found = super().outcome(work)
+        if work.settings is None or not work.settings.thorough:
+            return found
+        assert work.settings.processes_min > SETTINGS.processes_min
+        return found.model_copy(
+            update={"verdict": Verdict.REJECTED, "reason": Reason.STALE_OUTPUT, "speedup": None, "speedup_low": None}
+        )
 
 
 def test_a_checker_s_vote_leads_to_deeper_checks_which_decide(tmp_path):
     checker, verifier = Doubting(), Strict(4.0)
-    rest = {"verifiers": {"cpu": verifier}, "checker": checker, "settings": SETTINGS}
+    rest = {"verifier": verifier, "checker": checker, "settings": SETTINGS}
     assert rewards(scored(toy_scorer(tmp_path, ToyJudge(), **rest), ways(2))) == [1.4]
     assert checker.read == 0  # what is not suspicious is not read
     samples = scored(toy_scorer(tmp_path, Remeasured(4.0), **rest), ways(4, 3))

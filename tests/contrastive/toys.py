@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kernelwright.contrastive.context import ConfiguredJudges, Judging, ModelAccess, StageContext
@@ -18,11 +18,13 @@ from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
 from kernelwright.contrastive.samples import Origin, Sample
 from kernelwright.contrastive.scoring import Scorer
 from kernelwright.contrastive.settings import RewardSection
-from kernelwright.execution.local import Job, Outcome
+from kernelwright.errors import KernelwrightError, TaskError
+from kernelwright.execution.work import Judge, Screen
 from kernelwright.models.chat import Completion, Sampling
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
+from tests.executors import FakeExecutor
 
 NAMES = ("amber", "beryl", "coral", "diamond", "emerald", "flint", "garnet", "jade")
 HELD_OUT_NAMES = ("opal", "pearl", "quartz", "ruby")
@@ -46,41 +48,45 @@ def toy_code(way: int) -> str:
     return f"class ModelNew(Model): way = {way}\n"
 
 
-class ToyJudge:
+class ToyJudge(FakeExecutor):
     """Judges toy answers by looking the way up. Not a judge of code: it runs nothing and measures nothing."""
 
     def __init__(self, before_each: Callable[[int], None] = lambda count: None) -> None:
+        super().__init__(self._verdict, kinds=(Judge,))
         self.count = 0
         self.seen: Counter[tuple[str, str]] = Counter()
         self._before_each = before_each
 
-    def evaluate(self, jobs: Iterable[Job], stop: Callable[[], bool] | None = None) -> Iterator[tuple[Job, Outcome]]:
-        for job in jobs:
-            if stop is not None and stop():
-                return
-            self._before_each(self.count)
-            self.count += 1
-            self.seen[job.task.sha256, job.candidate.sha256] += 1
-            yield job, toy_evaluation(job.task, job.candidate)
+    def _verdict(self, work: Judge) -> Evaluation | KernelwrightError:
+        self._before_each(self.count)
+        self.count += 1
+        self.seen[work.task.sha256, work.candidate.sha256] += 1
+        return self.outcome(work)
+
+    def outcome(self, work: Judge) -> Evaluation | KernelwrightError:
+        """What is found."""
+        return toy_evaluation(work.task, work.candidate)
 
 
-class ToyScreens:
+class ToyScreens(FakeExecutor):
     """Estimates what the toy judge would find, times a factor."""
 
     def __init__(self, factor=1.0, broken=()):
+        super().__init__(self._looks, kinds=(Screen,))
         self.factor, self.broken, self.seen = factor, broken, []
 
     def prepare(self, tasks):
         pass
 
-    def look(self, jobs):
-        for job in jobs:
-            if job.task.id in self.broken:
-                continue
-            self.seen.append(job.candidate.sha256)
-            found = toy_evaluation(job.task, job.candidate)
+    def _looks(self, work):
+        if work.task.id in self.broken:
+            raise TaskError("Wanted a task that runs.")
+        for candidate in work.candidates:
+            self.seen.append(candidate.sha256)
+            found = toy_evaluation(work.task, candidate)
             estimate = found.speedup * self.factor if found.accepted else None
-            yield job, screened_of(job.task, job.candidate, correct=found.accepted, reason=found.reason, estimate=estimate)
+            yield screened_of(work.task, candidate, correct=found.accepted, reason=found.reason, estimate=estimate)
+        yield None
 
 
 class Asked(Deadline):

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernelwright.execution.local import Job, JudgePool
+from kernelwright.execution.executor import LocalExecutor
+from kernelwright.execution.work import Judge, run_all
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
@@ -300,13 +301,14 @@ def test_options_for_a_task_that_draws_are_those_of_the_mode_they_replace() -> N
 
 
 @pytest.mark.exhaustive
-def test_a_compiled_candidate_with_dropout_is_accepted_in_both_modes(judge_pool: JudgePool) -> None:
+def test_a_compiled_candidate_with_dropout_is_accepted_in_both_modes(local_executor: LocalExecutor) -> None:
     layers = "self.f = nn.Linear(8, 8)\nself.g = nn.Dropout(0.3)"
     task = Task(id="dropout", source=task_text("return self.g(self.f(a)) + a", "torch.randn(4, 8)", layers))
     verdicts = []
     for draws in (True, False):
         candidate = Candidate(source=wrappers.wrap(task.source, "compile", ("compile",), draws), policy="builtin")
-        ((_, found),) = judge_pool.evaluate([Job(task, candidate)])
+        (result,) = run_all(local_executor, [Judge(task, candidate)])
+        found = result.outcome
         assert isinstance(found, Evaluation)
         verdicts.append((found.verdict, found.reason))
     assert verdicts == [(Verdict.ACCEPTED, None), (Verdict.REJECTED, Reason.WRONG_OUTPUT)]

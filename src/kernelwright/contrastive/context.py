@@ -29,9 +29,8 @@ from kernelwright.contrastive.settings import (
 )
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.errors import ConfigError
-from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.local import JudgePool
-from kernelwright.execution.screens import Screens
+from kernelwright.execution.executor import GIVEN_ROUNDS_PER_GPU, LocalExecutor
+from kernelwright.execution.work import Executor
 from kernelwright.judge import Settings, devices_of
 from kernelwright.models.chat import ChatModel
 from kernelwright.models.factory import chat_model
@@ -44,7 +43,7 @@ from kernelwright.version import __version__
 class ConfiguredJudges:
     """Judges, and the settings under which they judge."""
 
-    judges: Evaluator
+    judges: Executor
     settings: Settings | None = None
     """None leaves them to the judges."""
 
@@ -59,13 +58,13 @@ class Judging:
     """For first measurements, from which rewards come."""
     reported: ConfiguredJudges
     """For independent re-measurements of what is reported."""
-    verifiers: Mapping[str, Evaluator] | None = None
-    """Pools that measure suspicious speedups again, by device; None leaves that out."""
+    verifier: Executor | None = None
+    """Measures suspicious speedups again; None leaves that out."""
     checker: HackChecker | None = None
     """Second opinion on suspicious improvements."""
     shared: Path | None = None
     """File of evaluations that runs on this machine share (`SharedEvaluations`)."""
-    screens: Screens | None = None
+    screens: LocalExecutor | None = None
     """Makes estimates, where rewards may rest on them."""
 
 
@@ -163,17 +162,17 @@ def stage_context(
     confirming = section.confirming_settings()
     on_gpu = devices[0].startswith("cuda")
     with ExitStack() as stack:
-        pool = stack.enter_context(JudgePool(devices, settings, section.per_device if on_gpu else 1))
-        verifiers = {device: stack.enter_context(JudgePool([device], settings)) for device in devices}
+        judges, rounds = (section.per_device, GIVEN_ROUNDS_PER_GPU) if on_gpu else (1, 1)
+        # One for all: work brings its settings, and what is looked at again comes when nothing else is judged.
+        executor = stack.enter_context(LocalExecutor(devices, settings, judges=judges, rounds=rounds))
         judging = Judging(
             device="cuda" if on_gpu else "cpu",
-            rewards=ConfiguredJudges(pool, settings),
-            # A job brings its settings, so the same processes do for both.
-            reported=ConfiguredJudges(pool, confirming),
-            verifiers=verifiers,
+            rewards=ConfiguredJudges(executor, settings),
+            reported=ConfiguredJudges(executor, confirming),
+            verifier=executor,
             checker=checker_of(doubts),
             shared=section.shared,
-            screens=stack.enter_context(Screens(devices, settings)),
+            screens=executor,
         )
         yield StageContext(judging, deadline=Deadline(limit_s), log=log)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from kernelwright.contrastive.samples import Key
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.local import Job
-from kernelwright.execution.screens import Screens
+from kernelwright.execution.executor import LocalExecutor
+from kernelwright.execution.work import Executor, Judge, Screen, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import Screened
@@ -82,7 +81,7 @@ class RunEvaluations:
     def __init__(
         self,
         run: RunDirectory,
-        judges: Evaluator,
+        judges: Executor,
         log: Log = lambda line: None,
         *,
         settings: Settings | None = None,
@@ -143,12 +142,13 @@ class RunEvaluations:
         asked: list[Key] = []
         fresh: set[Key] = set()
         faults: list[KernelwrightError] = []
-        jobs = self._jobs(proposals, asked, fresh)
-        for job, outcome in self._judges.evaluate(jobs, None if deadline is None else deadline.passed):
+        work = self._work(proposals, asked, fresh)
+        for result in run_all(self._judges, work, None if deadline is None else deadline.passed):
+            outcome = result.outcome
             if isinstance(outcome, KernelwrightError):
                 faults.append(outcome)
-                self._log(f"not judged: a candidate of {job.task.id}: {outcome}")
-            else:
+                self._log(f"not judged: a candidate of {result.work.task.id}: {outcome}")
+            elif isinstance(outcome, Evaluation):
                 self.add(outcome)
                 if self._shared is not None:
                     self._shared.add(outcome)
@@ -159,8 +159,8 @@ class RunEvaluations:
             ) from faults[-1]
         return {key: self._first[key] for key in asked if key in self._first}
 
-    def _jobs(self, proposals: Iterable[Proposal], asked: list[Key], fresh: set[Key]) -> Iterator[Job]:
-        """Jobs for proposals that neither this run nor the shared evaluations know; notes all keys, and the new ones."""
+    def _work(self, proposals: Iterable[Proposal], asked: list[Key], fresh: set[Key]) -> Iterator[Judge]:
+        """Work for proposals that neither this run nor the shared evaluations know; notes all keys, and the new ones."""
         for proposal in proposals:
             key = proposal.key
             asked.append(key)
@@ -168,7 +168,7 @@ class RunEvaluations:
                 fresh.add(key)
                 elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared is not None else None
                 if elsewhere is None:
-                    yield Job(proposal.task, proposal.candidate, self._settings)
+                    yield Judge(proposal.task, proposal.candidate, self._settings)
                 else:
                     self.add(elsewhere)
 
@@ -308,27 +308,34 @@ class Estimator:
 
     Args:
         store: Evaluations and estimates of the run.
-        screens: Makes estimates.
+        executor: Makes estimates.
         share: Share of candidates whose reward may be an estimate.
         above: Estimate above which the judge takes a candidate,
         leap: and multiple of the task's best speedup so far above which it does.
     """
 
-    def __init__(self, store: RunEvaluations, screens: Screens, share: float, above: float, leap: float) -> None:
-        self._store, self._screens, self._share, self._above, self._leap = store, screens, share, above, leap
+    def __init__(self, store: RunEvaluations, executor: LocalExecutor, share: float, above: float, leap: float) -> None:
+        self._store, self._executor, self._share, self._above, self._leap = store, executor, share, above, leap
 
     def prepare(self, tasks: Iterable[Task]) -> None:
         """Start what will make estimates of these tasks' candidates."""
-        self._screens.prepare(tasks)
+        self._executor.prepare(tasks)
 
     def estimate(self, proposals: Sequence[Proposal], best: Mapping[str, float | None]) -> dict[Key, Screened]:
         """Estimates that stand for a verdict; candidates that are missing must be judged."""
         known = self._store.estimates
         unseen = {proposal.key: proposal for proposal in proposals if self._store.first(proposal.key) is None}
-        for _, estimate in self._screens.look(
-            Job(proposal.task, proposal.candidate) for key, proposal in unseen.items() if key not in known
-        ):
-            self._store.add_estimate(estimate)
+        by_task: dict[str, list[Proposal]] = {}
+        for key, proposal in unseen.items():
+            if key not in known:
+                by_task.setdefault(key[0], []).append(proposal)
+        rounds = [
+            Screen(proposals[0].task, candidates=tuple(proposal.candidate for proposal in proposals))
+            for proposals in by_task.values()
+        ]
+        for result in run_all(self._executor, rounds):
+            if isinstance(result.outcome, Screened):
+                self._store.add_estimate(result.outcome)
         return {
             key: known[key]
             for key in unseen
@@ -402,30 +409,19 @@ def settled(first: Evaluation, second: Evaluation) -> Evaluation:
     return second if agree(first, second) else min(second, first, key=lambda found: found.speedup or 0.0)
 
 
-def reverify(cases: Sequence[tuple[Task, Evaluation]], judges: Mapping[str, Evaluator]) -> list[Evaluation]:
+def reverify(cases: Sequence[tuple[Task, Evaluation]], executor: Executor) -> list[Evaluation]:
     """Measure suspicious candidates again, each in fresh processes on another device than before where there is one.
 
-    `judges` holds a pool for each device by its name; those of one kind take turns. Returns the re-measurements in the order
-    of the cases; `confirms` is set.
+    Returns the re-measurements in the order of the cases; `confirms` is set.
 
     Raises:
         KernelwrightError: a judge failed.
     """
-    queues: dict[str, list[Job]] = {device: [] for device in judges}
-    jobs = [Job(task, evaluation.candidate()) for task, evaluation in cases]
-    for job, (_, evaluation) in zip(jobs, cases, strict=True):
-        kind = evaluation.device.partition(":")[0]
-        same = [device for device in judges if device.partition(":")[0] == kind]
-        elsewhere = [device for device in same if device != evaluation.device] or same
-        if not elsewhere:
-            raise InfrastructureError(
-                f"Wanted a judge of the kind of {evaluation.device}; there are judges for {', '.join(judges) or 'nothing'}."
-            )
-        queues[min(elsewhere, key=lambda device: len(queues[device]))].append(job)
-    seconds: dict[int, Evaluation] = {}
-    for device, queue in queues.items():
-        for job, outcome in judges[device].evaluate(queue):
-            if isinstance(outcome, KernelwrightError):
-                raise outcome
-            seconds[id(job)] = outcome.model_copy(update={"confirms": True})
-    return [seconds[id(job)] for job in jobs]
+    work = [Judge(task, found.candidate(), elsewhere_than=found.device) for task, found in cases]
+    seconds: dict[object, Evaluation] = {}
+    for result in run_all(executor, work):
+        if isinstance(result.outcome, KernelwrightError):
+            raise result.outcome
+        assert isinstance(result.outcome, Evaluation)
+        seconds[result.work] = result.outcome.model_copy(update={"confirms": True})
+    return [seconds[one] for one in work]

@@ -23,8 +23,7 @@ from kernelwright.contrastive.metrics import CHEATING, rollout_metrics
 from kernelwright.contrastive.samples import Key, Origin, Rollout, RolloutLog, Sample
 from kernelwright.contrastive.settings import RewardSection
 from kernelwright.errors import KernelwrightError
-from kernelwright.execution.evaluator import Evaluator
-from kernelwright.execution.local import Job
+from kernelwright.execution.work import Executor, Judge, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
@@ -32,16 +31,17 @@ from kernelwright.records.rewards import reward_named
 
 @dataclass(frozen=True, slots=True)
 class _OneByOne:
-    """A pool of judges as one judge."""
+    """An executor as one judge."""
 
-    pool: Evaluator
+    executor: Executor
 
     def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
-        """Judge one candidate; raises what kept the pool from judging it."""
-        ((_, outcome),) = self.pool.evaluate([Job(task, candidate, settings)])
-        if isinstance(outcome, KernelwrightError):
-            raise outcome
-        return outcome
+        """Judge one candidate; raises what kept it from being judged."""
+        (result,) = run_all(self.executor, [Judge(task, candidate, settings)])
+        if isinstance(result.outcome, KernelwrightError):
+            raise result.outcome
+        assert isinstance(result.outcome, Evaluation)
+        return result.outcome
 
 
 class Scorer:
@@ -136,33 +136,33 @@ class Scorer:
         """Evaluations that count, by candidate: the first or, where that was doubted, the outcome of a second look."""
         confirmed = self.store.confirmed
         counted = {key: settled(found, confirmed[key]) if key in confirmed else found for key, found in first.items()}
-        verifiers = self._context.judging.verifiers
-        if not (self._section.reverify and verifiers):
+        verifier = self._context.judging.verifier
+        if verifier is None or not self._section.reverify:
             return counted
         fresh = [key for key in first if key not in self._trusted and key not in confirmed]
         limits = {"above": self._section.suspicious_speedup, "leap": self._section.suspicious_leap}
         doubtful = [key for key in fresh if is_suspicious(first[key], best[key[0]], **limits)]
         for key, second in zip(
-            doubtful, reverify([(proposals[key].task, first[key]) for key in doubtful], verifiers), strict=True
+            doubtful, reverify([(proposals[key].task, first[key]) for key in doubtful], verifier), strict=True
         ):
             self.store.add(second)
             counted[key] = settled(first[key], second)
         left = {key: counted[key] for key in doubtful if counted[key].is_improvement}
         checker = self._context.judging.checker
         if checker is not None and left:
-            counted |= self._checked(checker, next(iter(verifiers.values())), proposals, left)
+            counted |= self._checked(checker, verifier, proposals, left)
         self._trusted |= set(fresh)
         return counted
 
     def _checked(
-        self, checker: HackChecker, pool: Evaluator, proposals: Mapping[Key, Proposal], left: Mapping[Key, Evaluation]
+        self, checker: HackChecker, executor: Executor, proposals: Mapping[Key, Proposal], left: Mapping[Key, Evaluation]
     ) -> dict[Key, Evaluation]:
         """The deciding evaluations of candidates that the checker does not call clean."""
         reviews = checker.review_all([(proposals[key].task, evaluation) for key, evaluation in left.items()])
         deciding: dict[Key, Evaluation] = {}
         for key, review in zip(left, reviews, strict=True):
             task, candidate = proposals[key].task, proposals[key].candidate
-            stricter = deeper(_OneByOne(pool), task, candidate, review, settings=self._context.judging.rewards.settings)
+            stricter = deeper(_OneByOne(executor), task, candidate, review, settings=self._context.judging.rewards.settings)
             if stricter is not None:
                 self.store.add(stricter)
                 deciding[key] = stricter
