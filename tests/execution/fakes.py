@@ -45,7 +45,7 @@ class FakeJudge(FakeExecutor):
         if word == "broken-task":
             return TaskError("Wanted a task; its Model raised.")
         if word == "fault":
-            return InfrastructureError("Wanted an evaluation; found a fault of this program.")
+            return InfrastructureError("Wanted an evaluation; found a fault of this program: ZeroDivisionError.")
         good = word in ("good", "hold", "untimed")
         gain = 1.0 if good and word != "untimed" else None
         return Evaluation(
