@@ -9,7 +9,7 @@ import pytest
 from kernelwright.errors import DeviceError, InfrastructureError, PolicyError
 from kernelwright.execution.work import Baselines, Judge, Screen
 from kernelwright.judge import Settings
-from kernelwright.records import Candidate, RunDirectory, TimingBlock, decisions
+from kernelwright.records import Candidate, RunDirectory, TimingBlock
 from kernelwright.records.compiling import Compiles
 from kernelwright.records.decisions import SCHEDULE, TUNED_SCHEDULE, Effort, MeasurementPlan, TaskRecords
 from kernelwright.records.screened import screened_of
@@ -55,7 +55,7 @@ def run_engine(out, executor, plan=None, listen=lambda event: None, baselines=()
     given = {"settings": Settings(), "device": "cuda:0", "budget": 4, "judged": 1} | given
     look = given.pop("look", "screened")
     plan = SearchPlan(policy=Scripted(executor.script, look), **given)
-    tasks = [TaskState(task_named(name), look=look) for name in executor.script]
+    tasks = [TaskState(task_named(name), TaskRecords(schedule=plan.schedule), look) for name in executor.script]
     run = RunDirectory(out)
     file_records(tasks, run)
     for task in tasks:
@@ -165,8 +165,8 @@ def test_while_few_tasks_are_screened_more_judges_work(screening, waits, judging
     assert len(executor.judged) == judging
 
 
-def test_a_measurement_in_full_has_the_best_measured_baseline_in_its_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, clear_low=1.45))
+def test_a_measurement_in_full_has_the_best_measured_baseline_in_its_processes(tmp_path):
+    schedule = replace(SCHEDULE, clear_low=1.45)
     run, two = RunDirectory(tmp_path), task_named("two")
     for name, gain, changes in (
         ("compile", 1.2, {}),
@@ -176,7 +176,7 @@ def test_a_measurement_in_full_has_the_best_measured_baseline_in_its_processes(t
     ):
         run.append(baseline(two, name, gain, **changes))
     executor = FakeExecutor(TWO)
-    run_engine(tmp_path, executor)
+    run_engine(tmp_path, executor, schedule=schedule)
     # The task whose baselines are known comes first; the top-ranked is measured in full, others have two measurements.
     assert executor.judged == [("two", "lies"), ("two", "good"), ("two", "good"), ("one", "lies"), *[("one", "good")] * 2]
     paired = [one.paired_baseline() if one.paired_baseline is not None else None for one in executor.judgements]
@@ -190,10 +190,10 @@ def baseline(task, name, gain, **changes):
     return accepted(gain, source, **(common | changes))
 
 
-def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path, monkeypatch):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, worth_judging=0.0))
+def test_a_first_winner_of_a_task_comes_before_a_better_one_of_another(tmp_path):
+    schedule = replace(SCHEDULE, worth_judging=0.0)
     executor = FakeExecutor(TWO)
-    run_engine(tmp_path, executor, judged=3)
+    run_engine(tmp_path, executor, judged=3, schedule=schedule)
     firsts = [(task, name) for name in ("lies", "good") for task in TWO]
     assert executor.judged[:4] == sorted(firsts, key=firsts.index) or set(executor.judged[:4]) == set(firsts)
     assert executor.judged[4:] == [("one", "fair"), ("two", "fair")]
@@ -355,10 +355,10 @@ def measured(executor, task="one"):
     ],
     ids=["top-ranked in full", "the first of two ends early", "a clear gain with minutes", "no clear gain with minutes"],
 )
-def test_how_long_a_candidate_is_measured(tmp_path, monkeypatch, changes, minutes, wanted):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, **changes))
+def test_how_long_a_candidate_is_measured(tmp_path, changes, minutes, wanted):
+    schedule = replace(SCHEDULE, **changes)
     executor = FakeExecutor(TWO)
-    assert outcomes(search(tmp_path, executor, minutes=minutes)) == dict.fromkeys(TWO, "winner")
+    assert outcomes(search(tmp_path, executor, minutes=minutes, schedule=schedule)) == dict.fromkeys(TWO, "winner")
     assert measured(executor) == wanted
 
 
@@ -397,22 +397,22 @@ def test_an_autotuner_is_ended_once_something_else_is_an_improvement(tmp_path, s
     assert len(list(RunDirectory(tmp_path).screened())) == 2 - ended
 
 
-def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, first_look=2))
+def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path):
+    schedule = replace(SCHEDULE, first_look=2)
     script = {name: [LIES, FAIR, SLOW, TUNED] for name in ("one", "two")}
     executor = FakeExecutor(script)
-    search(tmp_path, executor, budget=6, minutes=5.0)
+    search(tmp_path, executor, budget=6, minutes=5.0, schedule=schedule)
     rounds = [(2, False), (4, False), (6, True)]
     assert executor.rounds == [(name, *each) for each in rounds for name in ("one", "two")]
     assert len(list(RunDirectory(tmp_path).screened())) == 8
 
 
-def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, first_look=2))
+def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path):
+    schedule = replace(SCHEDULE, first_look=2)
     script = {name: [LIES, FAIR, SLOW, TUNED] for name in ("one", "two")}
     slots = {Screen: 2, Judge: 1, Baselines: 1}
     executor = FakeExecutor(script, slots=slots, seconds=lambda work: 50.0 if work.task.id == "one" else 1.0)
-    search(tmp_path, executor, budget=6, minutes=50.0)
+    search(tmp_path, executor, budget=6, minutes=50.0, schedule=schedule)
     assert executor.rounds[:4] == [("one", 2, False), ("two", 2, False), ("two", 4, False), ("two", 6, True)]
 
 
@@ -462,8 +462,8 @@ def test_minutes_end_the_work_in_its_middle(tmp_path):
     assert {one["outcome"] for one in result.tasks} <= {"screened-only", "winner"}
 
 
-def test_a_task_that_is_settled_gets_no_more_proposals(tmp_path, monkeypatch):
-    monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, first_look=1))
+def test_a_task_that_is_settled_gets_no_more_proposals(tmp_path):
+    schedule = replace(SCHEDULE, first_look=1)
     at_roofline = {"candidate_us": 2.1, "least_us": 2.0}
     has_headroom = {"candidate_us": 10.0, "least_us": 2.0}
     script = {
@@ -471,7 +471,7 @@ def test_a_task_that_is_settled_gets_no_more_proposals(tmp_path, monkeypatch):
         "far": [Proposal("a", 1.5, look=has_headroom), Proposal("b", 1.51, look=has_headroom), GOOD],
     }
     executor = FakeExecutor(script)
-    search(tmp_path, executor, minutes=5.0)
+    search(tmp_path, executor, minutes=5.0, schedule=schedule)
     assert executor.rounds == [("near", 1, False), ("far", 1, False), ("far", 2, False)]
 
 
@@ -496,13 +496,12 @@ def kill_after(records):
 
 @pytest.mark.parametrize("stands", [True, False])
 @pytest.mark.parametrize("records", exhaustive_but(range(1, 13), 5, 10))
-def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, monkeypatch, records, stands):
-    if not stands:
-        monkeypatch.setattr(decisions, "SCHEDULE", replace(SCHEDULE, clear_low=2.0))
+def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records, stands):
+    schedule = SCHEDULE if stands else replace(SCHEDULE, clear_low=2.0)
     if records < 12 or not stands:
         with pytest.raises(KilledError):
-            search(tmp_path, FakeExecutor(TWO), on_event=kill_after(records))
-    result = search(tmp_path, FakeExecutor(TWO))
+            search(tmp_path, FakeExecutor(TWO), on_event=kill_after(records), schedule=schedule)
+    result = search(tmp_path, FakeExecutor(TWO), schedule=schedule)
     run = RunDirectory(tmp_path)
     looks = [(found.task, found.candidate_sha256) for found in run.screened()]
     assert len(looks) == len(set(looks)) == 8
@@ -511,7 +510,7 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, monkeypatch, reco
     assert sorted(verdicts) == sorted((task, *one) for task in TWO for one in wanted)
     assert (result.errors, outcomes(result)) == ({}, dict.fromkeys(TWO, "winner"))
     again = FakeExecutor(TWO)
-    search(tmp_path, again)
+    search(tmp_path, again, schedule=schedule)
     assert again.submitted == []
 
 

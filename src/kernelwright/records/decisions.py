@@ -154,9 +154,9 @@ class MeasurementPlan:
     processes: int = 0
     """Process triples of `Effort.SETTLING`."""
 
-    def confirms(self, evaluation: Evaluation) -> bool:
+    def confirms(self, evaluation: Evaluation, schedule: SchedulePolicy = SCHEDULE) -> bool:
         """True where its outcome counts as a confirmation, or as the refutation of one."""
-        return self.is_repeated or (self.may_stand and needs_no_rerun(evaluation))
+        return self.is_repeated or (self.may_stand and needs_no_rerun(evaluation, schedule))
 
 
 # --- estimates ---------------------------------------------------------------------------------------------------------
@@ -294,7 +294,9 @@ def next_of(
 # --- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation], count: int) -> Screened | None:
+def next_to_judge(
+    screened: Sequence[Screened], judged: Mapping[str, Evaluation], count: int, schedule: SchedulePolicy = SCHEDULE
+) -> Screened | None:
     """The candidate that the judge should take now, or is at; None once it has seen enough.
 
     Those that look too good come first: where one of them is good, slower ones have lost. The next one follows only where
@@ -304,6 +306,7 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
         screened: Estimates of one task's candidates.
         judged: First verdicts so far, by the candidate's hash.
         count: Candidates to judge at most; those rejected are replaced by the next best.
+        schedule: Numbers of the schedule.
     """
     order, estimates = ranked(screened), steady(screened)
     suspects = too_good(order)
@@ -314,8 +317,8 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
         [look for look in plausible if look.candidate_sha256 not in suspects],
     ):
         wanted = count
-        for look in group[: SCHEDULE.tried_for_each * count]:
-            if wanted == 0 or estimates[look.candidate_sha256] < SCHEDULE.worth_judging * best:
+        for look in group[: schedule.tried_for_each * count]:
+            if wanted == 0 or estimates[look.candidate_sha256] < schedule.worth_judging * best:
                 break
             verdict = judged.get(look.candidate_sha256)
             if verdict is None:
@@ -328,7 +331,9 @@ def next_to_judge(screened: Sequence[Screened], judged: Mapping[str, Evaluation]
     return None
 
 
-def is_top_ranked(sha256: str, screened: Sequence[Screened], judged: Mapping[str, Evaluation]) -> bool:
+def is_top_ranked(
+    sha256: str, screened: Sequence[Screened], judged: Mapping[str, Evaluation], schedule: SchedulePolicy = SCHEDULE
+) -> bool:
     """True where screening puts a candidate first by a gain that one measurement can show, and does not doubt it.
 
     Those that the judge rejected for what they compute are left out: no time had a part in that. A large gap to the next
@@ -339,24 +344,27 @@ def is_top_ranked(sha256: str, screened: Sequence[Screened], judged: Mapping[str
     if not left or left[0].candidate_sha256 != sha256:
         return False
     doubted = left[0].is_beyond_roofline or (left[0].policy != OWN_POLICY and sha256 in too_good(left))
-    return (left[0].estimate or 0.0) > SCHEDULE.clear_low and not doubted
+    return (left[0].estimate or 0.0) > schedule.clear_low and not doubted
 
 
-def needs_no_rerun(evaluation: Evaluation) -> bool:
+def needs_no_rerun(evaluation: Evaluation, schedule: SchedulePolicy = SCHEDULE) -> bool:
     """True where the first measurement of a top-ranked candidate is its confirmation."""
-    return evaluation.is_improvement and (evaluation.speedup_low or 0.0) >= SCHEDULE.clear_low
+    return evaluation.is_improvement and (evaluation.speedup_low or 0.0) >= schedule.clear_low
 
 
-def next_to_confirm(judged: Mapping[str, Evaluation], confirmed: Mapping[str, Evaluation]) -> Evaluation | None:
+def next_to_confirm(
+    judged: Mapping[str, Evaluation], confirmed: Mapping[str, Evaluation], schedule: SchedulePolicy = SCHEDULE
+) -> Evaluation | None:
     """The improvement to measure again now, best first; None once one has held, or where none is left to try.
 
     Args:
         judged: First verdicts on one task's candidates, by the candidate's hash; not those that stand.
         confirmed: Verdicts that stand, by the same.
+        schedule: Numbers of the schedule.
     """
     held = max((found.speedup_low or 0.0 for found in confirmed.values() if found.is_improvement), default=0.0)
     won = sorted((found for found in judged.values() if found.is_improvement), key=lambda found: -(found.speedup_low or 0.0))
-    for winner in won[: SCHEDULE.confirmations_tried]:
+    for winner in won[: schedule.confirmations_tried]:
         again = confirmed.get(winner.candidate_sha256)
         if again is None:
             return winner if (winner.speedup_low or 0.0) > held else None
@@ -425,6 +433,7 @@ class TaskRecords:
     """True when only proposals with an autotuner are left to be screened."""
     exhausted: bool = False
     """True when the policy has nothing more, or the task cannot be screened or judged."""
+    schedule: SchedulePolicy = SCHEDULE
 
     @classmethod
     def of(cls, records: Iterable[Screened | Evaluation]) -> TaskRecords:
@@ -511,7 +520,7 @@ class TaskRecords:
         missed = [found for found in self.judged.values() if found.is_near_miss]
         if self.winner is not None or any(found.candidate_sha256 in self.confirmed for found in missed):
             return None
-        most = SCHEDULE.settling_processes
+        most = self.schedule.settling_processes
         able = [found for found in missed if (count := found.processes_to_settle) is not None and count <= most]
         return max(able, key=lambda found: found.speedup_low or 0.0, default=None)
 
@@ -542,9 +551,9 @@ class TaskRecords:
         return self._pending[count]
 
     def _next_pending(self, count: int) -> Candidate | None:
-        if (chosen := next_to_judge(self.screened, self.verdicts, count)) is not None:
+        if (chosen := next_to_judge(self.screened, self.verdicts, count, self.schedule)) is not None:
             return chosen.candidate()
-        winner = next_to_confirm(self.judged, self.confirmed)
+        winner = next_to_confirm(self.judged, self.confirmed, self.schedule)
         return None if winner is None else winner.candidate()
 
     def measure(self, candidate: Candidate, *, limited: bool = False) -> MeasurementPlan:
@@ -553,7 +562,7 @@ class TaskRecords:
         With a limit of time a clear gain need not have all process triples: each takes the driver a second.
         """
         is_repeated = candidate.sha256 in self.judged
-        may_stand = not is_repeated and is_top_ranked(candidate.sha256, self.screened, self.judged)
+        may_stand = not is_repeated and is_top_ranked(candidate.sha256, self.screened, self.judged, self.schedule)
         if not (is_repeated or may_stand):
             return MeasurementPlan(candidate, Effort.FIRST_OF_TWO, is_paired=False)
         return MeasurementPlan(candidate, Effort.EARLY if limited and may_stand else Effort.FULL, is_repeated, may_stand)
@@ -596,9 +605,9 @@ class TaskRecords:
     @property
     def is_settled(self) -> bool:
         """True when further proposals are unlikely to help."""
-        first = self.tunes_next or self.looked_at <= SCHEDULE.first_look
-        gained = first or self.best_estimate >= SCHEDULE.settled_gain * self.before
-        enough = not gained or self.headroom < SCHEDULE.settled_headroom
+        first = self.tunes_next or self.looked_at <= self.schedule.first_look
+        gained = first or self.best_estimate >= self.schedule.settled_gain * self.before
+        enough = not gained or self.headroom < self.schedule.settled_headroom
         return self.exhausted or (self.looked_at > 0 and enough)
 
     def is_screened(self, budget: int, limited: bool) -> bool:
@@ -612,7 +621,7 @@ class TaskRecords:
         """
         if not limited or self.tunes_next:
             return budget, True
-        return min((len(self.screened) // SCHEDULE.first_look + 1) * SCHEDULE.first_look, budget), False
+        return min((len(self.screened) // self.schedule.first_look + 1) * self.schedule.first_look, budget), False
 
     def end_round(self, budget: int, tuned: bool) -> None:
         """Note what a round that was to end with so many proposals has brought."""
@@ -637,7 +646,7 @@ class TaskRecords:
         takes as long as several candidates.
         """
         settles = self.near_miss_to_settle is not None
-        worth = self.gain_per_second / (SCHEDULE.settling_cost if settles else 1.0)
+        worth = self.gain_per_second / (self.schedule.settling_cost if settles else 1.0)
         return self.winner is not None, not self.has_baselines, -worth
 
     @property
@@ -653,9 +662,9 @@ class TaskRecords:
             return TaskStatus.WINNER, ""
         if not self.screened and not self.own:
             return TaskStatus.UNTOUCHED, "nothing was screened"
-        if next_to_judge(self.screened, self.verdicts, count) is not None:
+        if next_to_judge(self.screened, self.verdicts, count, self.schedule) is not None:
             return TaskStatus.SCREENED, "a verdict is owed"
-        if next_to_confirm(self.judged, self.confirmed) is not None:
+        if next_to_confirm(self.judged, self.confirmed, self.schedule) is not None:
             return TaskStatus.SCREENED, "a confirmation is owed"
         if cut_short:
             return TaskStatus.SCREENED, "its first look was cut short"

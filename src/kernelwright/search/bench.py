@@ -20,6 +20,7 @@ from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Baselines, Executor, Judge
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.records.decisions import TaskRecords
 from kernelwright.records.models import Precision
 from kernelwright.rewrites.baselines import ALL_BASELINES
 from kernelwright.search.baselines import Unrecorded, baselines_of, pending_baselines, require_baselines
@@ -112,7 +113,7 @@ def state_of(
     Candidates that come with the suite are judged in each precision. An error is no record; what failed before comes last:
     when it was others' memory that was missing, fewer are left.
     """
-    tasks = [TaskState(entry.task) for entry in suite.entries]
+    tasks = [TaskState(entry.task, TaskRecords(schedule=plan.schedule)) for entry in suite.entries]
     file_records(tasks, run)
     failed = {name.rpartition(" ")[0] for name in run.read_json("errors.json") or {}}
     given = []

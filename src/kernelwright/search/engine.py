@@ -27,6 +27,7 @@ from kernelwright.records.decisions import (
     STOCK,
     Effort,
     MeasurementPlan,
+    SchedulePolicy,
     TaskRecords,
     is_composed,
     judging_bytes,
@@ -88,6 +89,7 @@ class SearchPlan:
     raises: bool = False
     """True where an error of the task or the machine ends the search; else it is noted, and other tasks go on."""
     composer: Composer | None = None
+    schedule: SchedulePolicy = SCHEDULE
 
     @property
     def is_limited(self) -> bool:
@@ -214,7 +216,7 @@ class SearchState:
     def stops_screening(self) -> bool:
         """True when the rest of the time is the judge's: a first look at a task is worth more than a further winner."""
         unseen = any(task.look == "screened" and task.records.is_unseen for task in self.tasks)
-        return self.is_late(SCHEDULE.first_looks_share if unseen else SCHEDULE.screening_share)
+        return self.is_late(self.plan.schedule.first_looks_share if unseen else self.plan.schedule.screening_share)
 
     @property
     def is_screening_over(self) -> bool:
@@ -239,7 +241,7 @@ class SearchState:
         judged in 12.7 minutes (results/2026-11-24-search-h200).
         """
         left = sum(not self.is_screened(task) for task in self.tasks)
-        most = SCHEDULE.screened_when_judging_begins * self.slots.get(Screen, 1) if self.plan.is_on_gpu else 0
+        most = self.plan.schedule.screened_when_judging_begins * self.slots.get(Screen, 1) if self.plan.is_on_gpu else 0
         return len(self.tasks) == 1 or left <= most or self.is_screening_over
 
 
@@ -248,16 +250,16 @@ def baseline_of(task: Task, name: str) -> Candidate:
     return Candidate(source=baseline_source(task, name), policy=BASELINE_POLICY, techniques=(name,))
 
 
-def settings_for(plan: MeasurementPlan, settings: Settings) -> Settings:
+def settings_for(plan: MeasurementPlan, settings: Settings, schedule: SchedulePolicy = SCHEDULE) -> Settings:
     """The judge's settings for a measurement, from those of the run."""
     match plan.effort:
         case Effort.FIRST_OF_TWO:
             return settings.model_copy(update={"until_certain": True})
         case Effort.EARLY:
-            least = max(settings.processes_min, min(SCHEDULE.least_to_stand, settings.processes_max))
+            least = max(settings.processes_min, min(schedule.least_to_stand, settings.processes_max))
             return settings.model_copy(update={"until_certain": True, "processes_min": least})
         case Effort.SETTLING:
-            audits = min(AUDITS_MAX, SCHEDULE.settling_series * settings.audits)
+            audits = min(AUDITS_MAX, schedule.settling_series * settings.audits)
             processes = {"processes_min": plan.processes, "processes_max": plan.processes}
             return settings.model_copy(update=processes | {"audits": audits})
         case Effort.FULL:
@@ -278,18 +280,22 @@ def to_cancel(state: SearchState) -> Iterator[WorkStep]:
         for step in task.running:
             if not isinstance(step.work, Screen) or step.is_cancelled:
                 continue
-            improved = not state.plan.is_limited and _waits_for_autotuners(task) and not task.runs(Judge)
-            if improved and next_to_judge(task.records.screened, task.records.verdicts, state.plan.judged) is None:
-                improved = any(found.is_improvement for found in task.records.own)
-            else:
-                improved = False
-            if improved or state.stops_screening:
+            if state.stops_screening or _has_enough(task, state.plan):
                 yield step
+
+
+def _has_enough(task: TaskState, plan: SearchPlan) -> bool:
+    """True where only autotuners are left to be screened, and a task has an improvement and nothing better to judge."""
+    if plan.is_limited or not _waits_for_autotuners(task) or task.runs(Judge):
+        return False
+    if next_to_judge(task.records.screened, task.records.verdicts, plan.judged, plan.schedule) is not None:
+        return False
+    return any(found.is_improvement for found in task.records.own)
 
 
 def to_screen(state: SearchState) -> Iterator[TaskState]:
     """Tasks that need another round of screening and are in none. Once half of the time is over only first looks count."""
-    is_late = state.is_late(SCHEDULE.screening_share)
+    is_late = state.is_late(state.plan.schedule.screening_share)
     for task in state.tasks:
         if not (task.runs(Screen) or state.is_screened(task)) and (task.records.is_unseen or not is_late):
             yield task
@@ -342,7 +348,7 @@ def _next_judgement(state: SearchState) -> WorkStep | None:
     # Each task that is screened takes the place of a judge.
     busy = state.slots.get(Judge, 1) - state.free[Judge]
     screening = sum(task.runs(Screen) for task in state.tasks)
-    most = max(SCHEDULE.judges_while_screening * state.slots.get(Judge, 1), state.slots.get(Judge, 1) - screening)
+    most = max(state.plan.schedule.judges_while_screening * state.slots.get(Judge, 1), state.slots.get(Judge, 1) - screening)
     if busy and not is_over and busy >= most:
         return None
     able = [task for task in state.tasks if _may_be_judged(task, state, is_over)]
@@ -358,7 +364,7 @@ def judgement(task: TaskState, plan: MeasurementPlan, state: SearchState) -> Wor
     work = Judge(
         task.task,
         plan.candidate,
-        settings=settings_for(plan, state.plan.settings),
+        settings=settings_for(plan, state.plan.settings, state.plan.schedule),
         paired_baseline=task.paired_baseline if plan.is_paired else None,
         memory_bytes=task.memory_bytes,
     )
@@ -370,7 +376,7 @@ def plan_for(task: TaskState, state: SearchState) -> MeasurementPlan | None:
     should get less than that gives, else of its near miss once more, else of the winner with tuned kernels."""
     records, count = task.records, state.plan.judged
     if task.runs(Screen):
-        look = next_to_judge(records.screened, records.verdicts, count)
+        look = next_to_judge(records.screened, records.verdicts, count, state.plan.schedule)
         return None if look is None else records.measure(look.candidate(), limited=state.plan.is_limited)
     if (candidate := records.pending(count)) is not None:
         return records.measure(candidate, limited=state.plan.is_limited)
@@ -637,7 +643,7 @@ class Engine:
             return
         if plan.candidate is task.composition:
             task.composition = None
-        found = found.model_copy(update={"confirms": plan.confirms(found)})
+        found = found.model_copy(update={"confirms": plan.confirms(found, self.state.plan.schedule)})
         if not (plan.is_repeated or is_composed(found)):
             task.history.append(found)
         self._keep(task, SEARCH, found, plan)

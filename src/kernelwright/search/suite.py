@@ -11,7 +11,7 @@ from kernelwright.execution.executor import LocalExecutor, judges_per_device, ro
 from kernelwright.execution.work import Executor
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Evaluation, RunDirectory
-from kernelwright.records.decisions import CUT_SHORT, JUDGED
+from kernelwright.records.decisions import CUT_SHORT, JUDGED, SCHEDULE, SchedulePolicy
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.search.baselines import require_baselines
@@ -52,6 +52,7 @@ def search_suite(
     settings: Settings | None = None,
     on_event: Callable[[SuiteEvent], None] | None = None,
     composer: Composer | None = None,
+    schedule: SchedulePolicy = SCHEDULE,
     executor: Executor | None = None,
     clock: Clock | None = None,
 ) -> BenchResult:
@@ -69,6 +70,7 @@ def search_suite(
         settings: Settings of the judge.
         on_event: Callback for each record.
         composer: Player of the assembly game on the winners' Triton kernels.
+        schedule: Numbers of the search's schedule.
         executor: Runs all the work, and is closed in the end; by default processes of this machine.
         clock: Tells the time; by default that of this machine.
 
@@ -89,6 +91,7 @@ def search_suite(
         judged=judged,
         limit_s=None if minutes is None else 60 * minutes,
         composer=composer,
+        schedule=schedule,
     )
     state = searched_state(run, suite, baselines, plan)
     screens, judges = state.tasks[0].look == "screened", judges_per_device(devices[0])
