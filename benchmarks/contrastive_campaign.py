@@ -1,4 +1,4 @@
-"""The whole of recipes/cuda_l1.py on borrowed GPUs, in slices of minutes, with little to carry between machines.
+"""Runs the whole of recipes/cuda_l1.py on borrowed GPUs, in slices of minutes, with little to carry between machines.
 
     python benchmarks/contrastive_campaign.py --base MODEL.gguf --work DIR --export OUT --time-limit 540
 
@@ -46,13 +46,13 @@ EXPORT_S = 15.0
 SUMMARY_S = 30.0
 """And for the summary."""
 GRACE_S = 45.0
-"""How long a part that was told to stop may take to end its step; then it is killed, which costs that step."""
+"""Time in which a part that was told to stop ends its step, seconds; it is killed after that, which costs that step."""
 LOADING_S = 45.0
 """For an arm to load the model and to start its judges. A guess."""
 RESERVE_S = 300.0
 """For measuring an arm, where nothing has been measured yet to tell from. A guess."""
 RESERVE_SHARE = 1.15
-"""Of what measuring has taken so far: an arm that is shown exemplars draws its answers in rounds."""
+"""Multiple of the longest time that measuring has taken: an arm that is shown exemplars draws its answers in rounds."""
 LEAST_ARM_S = 300.0
 """Below it an arm makes too few steps to be worth measuring. Our choice."""
 POLL_S = 1.0
@@ -66,14 +66,14 @@ class Part:
 
     names: tuple[str, ...]
     gpus: tuple[int, ...] | None
-    """Which it may use; None: all."""
+    """GPUs that it may use; None means all."""
     changes: tuple[str, ...] = ()
     needs: str | None = None
     """The stage that must be trained before it can start."""
     least_s: float = 0.0
     """With less time left it is not started."""
     tried: bool = False
-    """Whether it has failed before: it is tried twice, since nobody may be looking for minutes."""
+    """True after a first failure: a part is tried twice, since nobody may be looking for minutes."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Campaign:
         self._equal_steps, self._measured, self._recipe_words = equal_steps, tuple(measured), tuple(recipe_words)
         self._export, self._export_every_s, self._exported = export, export_every_s, self._began
         self.log: list[dict[str, Any]] = []
-        """What has been done in this slice; `campaign.json` has that of all slices."""
+        """Parts that were done in this slice; `campaign.json` has those of all slices."""
         self._slices: list[dict[str, Any]] = _slices_of(work)
         self._slices.append({"parts": self.log, "on_another_machine": resumed, "gpus": gpus})
 
@@ -244,7 +244,7 @@ class Campaign:
         return tuple(json.loads(path.read_text()))
 
     def _measuring_s(self) -> float:
-        """How long it takes to measure an arm on one GPU."""
+        """Time to measure an arm on one GPU, seconds."""
         if self._reserve_s is not None:
             return self._reserve_s
         taken: dict[str, float] = {}
@@ -267,7 +267,7 @@ class Campaign:
         return not self._is_measured(measuring.removeprefix("measure:"))
 
     def _is_done(self, arm: str) -> bool:
-        """Whether an arm is measured, with changed prompts too where that is wanted."""
+        """True where an arm is measured, with changed prompts too where that is wanted."""
         return not any(map(self._is_to_do, (f"measure:{arm}", *self._ablated(arm))))
 
     def _side_by_side(self, lanes: Sequence[Sequence[Part]]) -> bool:

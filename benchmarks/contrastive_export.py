@@ -35,7 +35,7 @@ LEFT_OUT = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"
 """Files that are large, or made again."""
 PIECE_BYTES = 15 << 20
 PIECES = 4
-"""How much an export may hold: what fits through a narrow door of 64 MiB."""
+"""Largest size of an export, which has to fit a limit of 64 MiB on transfers."""
 
 
 def export(work: Path, out: Path) -> None:
@@ -70,7 +70,7 @@ def export(work: Path, out: Path) -> None:
 
 
 def _is_past_stage_1(work: Path) -> bool:
-    """Whether nothing needs stage 1's weights any more."""
+    """True where nothing needs stage 1's weights any more."""
     return (work / STAGE_2 / "final").is_dir() and (work / "held-out" / "results" / "sft.json").exists()
 
 
@@ -158,7 +158,7 @@ def restore_weights(folder: Path) -> None:
 
 
 def _rank(path: Path, folder: Path) -> tuple[bool, int]:
-    """Which weights matter most: what others are trained from, then the arms in their order, those first that have yet to
+    """Rank of weights: those that others are trained from, then the arms in their order, those first that have yet to
     be measured. Once stage 2 is trained, stage 1's are only to be measured, and a minute's work to make again."""
     ended = (folder / STAGE_2 / "final").is_dir()
     order = (STAGE_2, *ARMS, "sft") if ended else (STAGE_2, "sft", *ARMS)

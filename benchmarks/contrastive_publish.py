@@ -1,4 +1,4 @@
-"""Copy a campaign of contrastive training into a folder that can be published: packed, without weights and databases.
+"""Copies a campaign of contrastive training into a folder that can be published: packed, without weights and databases.
 
     python benchmarks/contrastive_publish.py CAMPAIGN results/contrastive-h200
     python benchmarks/contrastive_publish.py CAMPAIGN results/contrastive-h200 --weights

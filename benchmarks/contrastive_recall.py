@@ -1,4 +1,4 @@
-"""A new campaign's `--work` that knows what a published one measured, so that nothing is judged again.
+"""Makes a new campaign's `--work` that reuses the measurements of a published one, so that nothing is judged again.
 
     python benchmarks/contrastive_recall.py results/contrastive-h200 WORK
 

@@ -1,4 +1,4 @@
-"""A campaign's `--work` from a published one: it goes on there, or its stages 1 and 2 are trained once more.
+"""Makes a campaign's `--work` from a published one: it goes on there, or its stages 1 and 2 are trained once more.
 
     python benchmarks/contrastive_restart.py results/contrastive-h200 WORK
 
@@ -102,7 +102,7 @@ def samples_of(published: Path) -> dict[int, list[Sample]]:
 
 
 def _exemplars(published: Path, tasks: Iterable[str], device: str) -> dict[tuple[str, str], Exemplar]:
-    """What prompts may have shown, by task and candidate: teachers' code, and answers of the round before."""
+    """Code that prompts may have shown, by task and candidate: teachers' code, and answers of the round before."""
     with tempfile.TemporaryDirectory() as folder:
         database = ExemplarDatabase(Path(folder, EXEMPLARS))
         fill(database, [published / "sft", published / "self-supervised"])
@@ -117,7 +117,7 @@ def _sample(rollout: Rollout, task: Task, shown: dict[tuple[str, str], Exemplar]
 
 
 def _untrained(published: Path, held_out: Path) -> None:
-    """What the untrained model answered and what was measured of it."""
+    """Answers of the untrained model and their measurements."""
     for name in ("", "confirmations"):
         found = [one for one in RunDirectory(published / name).evaluations() if one.policy.endswith(f":{UNTRAINED}")]
         append_lines(held_out / name / "evaluations.jsonl", [one.model_dump_json() for one in found])

@@ -45,7 +45,7 @@ def release_speedups() -> list[float]:
 
 
 def searched_speedups() -> dict[str, list[float]]:
-    """What a user gets over each decided task's best baseline, by suite, sorted."""
+    """The user's speedups over each decided task's best baseline, by suite, sorted."""
     runs = [run for path in sorted(RACE.iterdir()) if path.is_dir() and (run := Run(path)).searches]
     return {
         name: sorted(map(against_best, filter(is_counted, later_by_task(run for run in runs if run.group in groups))))

@@ -1,4 +1,4 @@
-"""How often does the judge's 95 % interval hold 1 when a candidate is its reference? Simulated clocks; no program runs.
+"""Simulates how often the judge's 95 % interval holds 1 when a candidate is its reference; no program runs.
 
     python benchmarks/interval_coverage.py RUN_DIR --runs 10000
 

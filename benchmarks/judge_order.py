@@ -1,4 +1,4 @@
-"""How many tasks a race decides in a part of its time, by the order in which the judge takes them: computed from records.
+"""Computes from records how many tasks a race decides in a part of its time, by the order in which the judge takes them.
 
     python benchmarks/judge_order.py results/kernelbench-h200/cuda-l1-fifth-5-h100 ...
 

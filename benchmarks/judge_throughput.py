@@ -1,4 +1,4 @@
-"""How busy does the judge keep a device, compared with timing alone?
+"""Measures how busy the judge keeps a device, compared with timing alone.
 
     python benchmarks/judge_throughput.py OUT_DIR --device cuda --per-device 6
 
@@ -38,7 +38,7 @@ class Ended:
 
 
 def busy(evaluations: Sequence[Ended], from_s: float, to_s: float) -> dict[str, float]:
-    """What was done in a stretch of time; of an evaluation that reaches beyond it, the part of its time that lies within."""
+    """Work done in a stretch of time; an evaluation counts by the part of its time that lies within."""
     parts = [max(0.0, min(one.end_s, to_s) - max(one.begin_s, from_s)) / (one.end_s - one.begin_s) for one in evaluations]
     count = sum(parts)
     held_s = sum(part * one.held_s for part, one in zip(parts, evaluations, strict=True))

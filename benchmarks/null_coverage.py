@@ -1,4 +1,4 @@
-"""How often does the judge's interval contain 1 when a candidate is the reference itself?
+"""Measures how often the judge's interval contains 1 when a candidate is the reference itself.
 
     python benchmarks/null_coverage.py RUN_DIR --repetitions 100
 

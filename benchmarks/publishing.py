@@ -1,4 +1,4 @@
-"""What every benchmark that publishes a campaign's folder does alike."""
+"""Copies and packs files, for the scripts that publish a campaign's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of searched suites: the line of each task, and the sums of a group of runs."""
+"""Computes the numbers of searched suites: the line of each task, and the sums of a group of runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Run(RunDirectory):
 
     @property
     def searches(self) -> bool:
-        """Whether a policy proposed what was judged; a run of given candidates searches nothing."""
+        """True where a policy proposed the candidates; a run of given candidates searches nothing."""
         return bool((self.read_json("config.json") or {}).get("policy"))
 
     @property
@@ -96,7 +96,7 @@ class Run(RunDirectory):
         return [(latest.get(line["task"], ""), line) for line in self.lines()]
 
     def lines(self) -> list[Line]:
-        """Where each task stands."""
+        """Status of each task."""
         own: dict[str, list[Evaluation]] = defaultdict(list)
         hashes = {}
         for one in self.evaluations():
@@ -146,7 +146,7 @@ class Run(RunDirectory):
 
 
 def is_counted(line: Line) -> bool:
-    """Whether a task is decided and its baselines are measured."""
+    """True where a task is decided and its baselines are measured."""
     return line["outcome"] in (TaskStatus.WINNER, TaskStatus.NONE) and line["baselines_measured"]
 
 
@@ -156,17 +156,17 @@ def ours(line: Line) -> float:
 
 
 def against_best(line: Line) -> float:
-    """What the user gets, as a multiple of the best baseline; 1 where the winner is that baseline."""
+    """Speedup of the user's code over the best baseline; 1 where the winner is that baseline."""
     return line["vs_best_baseline"] if line["speedup"] else 1.0 / line["best_baseline_speedup"]
 
 
 def only_wraps(line: Line) -> bool:
-    """Whether the winner is the reference behind torch.compile, a CUDA graph or settings alone: no rewrite and no kernel."""
+    """True where the winner is the reference behind torch.compile, a CUDA graph or settings: no rewrite, no kernel."""
     return bool(line["speedup"]) and WRAPPERS.keys() >= set(line["techniques"])
 
 
 def is_behind(line: Line) -> bool:
-    """Whether the best baseline is certainly faster than what the user gets."""
+    """True where the best baseline is certainly faster than the user's code."""
     if line["speedup"]:
         interval = line["vs_best_baseline_interval"]
         return interval is not None and interval[1] < 1.0
@@ -175,7 +175,7 @@ def is_behind(line: Line) -> bool:
 
 
 def against_theirs(line: Line, theirs: float | None) -> float:
-    """What the user gets over CUDA-L1's kernel for the task. Where theirs fails its user takes the best baseline."""
+    """Speedup of the user's code over CUDA-L1's kernel for the task. Where theirs fails its user takes the best baseline."""
     return ours(line) / theirs if theirs else against_best(line)
 
 
@@ -248,7 +248,7 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
     order = list(TaskStatus)
 
     def missing(line: Line) -> tuple[int, bool]:
-        """How far a line is from being decided."""
+        """Distance of a line from being decided."""
         return order.index(line["outcome"]), not line["baselines_measured"]
 
     dated = [one for run in runs for one in run.dated]
@@ -303,12 +303,12 @@ def on_both(summary: Mapping[str, Any]) -> list[tuple[Line, Line]]:
 
 
 def is_alike(first: Line, second: Line) -> bool:
-    """Whether both winners are made by the same techniques; their knobs may differ."""
+    """True where both winners are made by the same techniques; their knobs may differ."""
     return bool(first["speedup"] and second["speedup"]) and first["techniques"] == second["techniques"]
 
 
 def carried_lines(summary: Mapping[str, Any], runs: Iterable[Run]) -> list[Line]:
-    """What the first GPU's winners give on an H100, task by task, beside what the H100 found for itself."""
+    """Numbers of the first GPU's winners on an H100, task by task, with those that the H100 found for itself."""
     first = {line["task"]: line for line in summary["rows"] if line["speedup"]}
     own = {line["task"]: line for line in summary["h100_rows"] if line["speedup"] and is_counted(line)}
     hashes = {task: line["candidate_sha256"] for task, line in first.items()}

@@ -1,4 +1,4 @@
-"""Two pages on searched suites in Markdown, from the same numbers.
+"""Renders two pages on searched suites in Markdown, from the same numbers.
 
 The README beside the runs has everything: notes on each run, every task without a winner, techniques by suite. The page in
 docs has what a reader asks for first, and links to it.
@@ -89,7 +89,7 @@ def headline(summary: Mapping[str, Any], group: str) -> list[str]:
 
 
 def techniques(found: Sequence[Screened]) -> list[str]:
-    """Which techniques help, hurt and combine: estimates with one against the same candidate without it, task by task."""
+    """Techniques that help, hurt and combine: estimates with one against the same candidate without it, task by task."""
     best: dict[str, dict[frozenset[str], float]] = defaultdict(dict)
     for one in found:
         if one.correct and one.estimate:
@@ -133,7 +133,7 @@ def conditions(runs: Sequence[Run]) -> str:
 
 
 def notes_of(run: Run) -> str:
-    """What its `notes.md` says, a paragraph of how it was made; nothing without one."""
+    """Text of its `notes.md`, a paragraph of how it was made; empty without one."""
     path = run.path / NOTES
     return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
@@ -179,7 +179,7 @@ def carrying(summary: Mapping[str, Any]) -> list[str]:
 
 
 def rejudged(summary: Mapping[str, Any]) -> list[str]:
-    """What the first GPU's winners give on an H100."""
+    """Section on the first GPU's winners on an H100."""
     told = summary.get("h100_carried_winners")
     if not told:
         return []
@@ -220,7 +220,7 @@ def title_of(group: str) -> str:
 
 
 def undecided(summary: Mapping[str, Any], group: str) -> list[str]:
-    """How many tasks of a group are not decided; nothing where all are."""
+    """Count of a group's undecided tasks; empty where all are decided."""
     left = summary[f"{group}screened_only"] + summary[f"{group}untouched"]
     if not left:
         return []
@@ -251,7 +251,7 @@ def tables(some: Mapping[str, Sequence[Line]], group: str) -> list[str]:
 
 
 def effects_of(runs: Sequence[Run], heading: str) -> list[str]:
-    """What techniques did in some runs; nothing where none was screened."""
+    """Section on techniques in some runs; empty where none was screened."""
     estimates = [one for run in runs for one in run.screened()]
     if not estimates:
         return []
@@ -338,7 +338,7 @@ def sections(summary: Mapping[str, Any], runs: Sequence[Run]) -> str:
 
 
 def outlines(summary: Mapping[str, Any], runs: Sequence[Run], folder: Path, page: Path) -> str:
-    """What a page in the folder `page` says of runs whose copies are in `folder`; a task of two GPUs is told once."""
+    """Text of a page in the folder `page` on runs whose copies are in `folder`; a task of two GPUs comes once."""
     link, searched, told = os.path.relpath(folder, page), [run for run in runs if run.searches], summary.get("each_once")
     lines = []
     if told:

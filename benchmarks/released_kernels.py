@@ -31,7 +31,7 @@ def kernels_of(runs: Iterable[Run]) -> dict[str, Evaluation]:
 
 
 def keeps(kernel: Evaluation, contract: Contract = Contract.KERNELBENCH) -> bool:
-    """Whether a kernel keeps a contract."""
+    """True where a kernel keeps a contract."""
     return bool(kernel.contracts and kernel.contracts[contract].kept)
 
 
@@ -58,7 +58,7 @@ def speedups(name: str, kernels: Iterable[Evaluation]) -> None:
 
 
 def beats_baseline(kernel: Evaluation, line: Line) -> bool:
-    """Whether a kernel that keeps KernelBench's contract has an interval above the best baseline's, timed apart."""
+    """True for a kernel that keeps KernelBench's contract and has an interval above the best baseline's, timed apart."""
     known = line["best_baseline_interval"] or (1.0, 1.0)
     return keeps(kernel) and kernel.is_improvement and (kernel.speedup_low or 0.0) > known[1]
 

@@ -1,4 +1,4 @@
-"""Tune many kernels by PPO and its controls under equal budgets, and write results/sass-<gpu>/.
+"""Tunes many kernels by PPO and its controls under equal budgets, and writes results/sass-<gpu>/.
 
     python benchmarks/sass_campaign.py results/sass-h200 --minutes 9 --gpus 4
     python benchmarks/sass_campaign.py results/sass-h200 --minutes 9 --gpus 4        # the same command goes on
@@ -47,7 +47,7 @@ TARGETS = {name: f"corpus:{name}" for name in CORPUS} | {
 AGENTS = ("ppo", "guided", "sweeps", "greedy", "anneal", "random")
 """PPO first: it takes longest."""
 PLAYING_SHARE = 0.75
-"""Of a call's time; the rest is for confirming and deploying what was found."""
+"""Share of a call's time for playing; the rest is for confirming and deploying."""
 LEAST_S = 20.0
 """Nothing is begun for which there is less time than this."""
 CORES_SHARE = 0.75
@@ -98,7 +98,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one process does: let an agent play on a kernel, or deploy the kernel's winner (no agent)."""
+    """Work of one process: an agent plays on a kernel, or the kernel's winner is deployed (no agent)."""
 
     kernel: str
     agent: str | None = None
@@ -109,7 +109,7 @@ class Unit:
         return f"{self.kernel}/{self.agent or 'deploy'}"
 
     def is_done(self, out: Path, agents: Sequence[str]) -> bool:
-        """Whether its result is on disk and no time limit cut it short."""
+        """True where its result is on disk and no time limit cut it short."""
         if self.agent is not None:
             found = read_json(out / self.kernel / self.agent / "summary.json")
             return found is not None and found["agents"][self.agent]["stopped_by"] != "time"
@@ -195,7 +195,7 @@ def places(gpus: int) -> int:
 
 
 def log_of(out: Path, unit: Unit) -> Path:
-    """Where a process says what it does."""
+    """File that takes a process's output."""
     return out / unit.kernel / f"{unit.agent or 'deploy'}.log"
 
 
@@ -225,7 +225,7 @@ def start_process(options: argparse.Namespace, unit: Unit, gpu: int, until: floa
 
 
 def is_played(out: Path, kernel: str) -> bool:
-    """Whether an agent has finished with a kernel."""
+    """True where an agent has finished with a kernel."""
     return any((out / kernel).glob("*/summary.json"))
 
 
@@ -315,12 +315,12 @@ def read_summaries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def schedules_of(summaries: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """How many schedules each agent has measured."""
+    """Number of schedules that each agent has measured."""
     return {agent: summary["agents"][agent]["schedules"] for agent, summary in summaries.items()}
 
 
 def count_schedules(out: Path) -> int:
-    """How many schedules are on record."""
+    """Number of schedules on record."""
     count = 0
     for path in out.glob("*/*/schedules.jsonl"):
         with path.open("rb") as file:
@@ -381,7 +381,7 @@ def summarise(out: Path, failed: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def of_kernel(summaries: dict[str, dict[str, Any]], final: dict[str, Any]) -> dict[str, Any]:
-    """What the summary says of one kernel: the deployed speedup, or 1 where nothing was deployed."""
+    """Summary of one kernel: the deployed speedup, or 1 where nothing was deployed."""
     one = next(iter(summaries.values()))
     measured = final if final.get("deployed") or final.get("reason") == "simulated" else None
     statuses: Counter[str] = Counter()
@@ -409,7 +409,7 @@ def of_kernel(summaries: dict[str, dict[str, Any]], final: dict[str, Any]) -> di
 
 
 def of_agent(found: dict[str, Any]) -> dict[str, Any]:
-    """What one agent got: the confirmed speedup of its best, or 1."""
+    """Result of one agent: the confirmed speedup of its best, or 1."""
     held = found["confirmed"]
     return {
         "speedup": 1.0 if held is None else held["speedup"],

@@ -1,4 +1,4 @@
-"""Run legal schedules on GPUs of compute capability 9.0 and compare every output bit by bit.
+"""Runs legal schedules on GPUs of compute capability 9.0 and compares every output bit by bit.
 
     python benchmarks/sass_prepare.py DIR           # anywhere: compile and disassemble the kernels into DIR
     python benchmarks/sass_execute.py DIR --schedules 100000 --gpus 4 --processes 48 --seconds 300 --out RESULT
@@ -221,7 +221,7 @@ class Worker:
         self.connection.send(task)
 
     def is_stalled(self) -> bool:
-        """Whether it has finished no schedule for long."""
+        """True where it has finished no schedule for long."""
         if self.done.value != self._seen:
             self._seen, self._since = self.done.value, time.monotonic()
         return time.monotonic() - self._since > STALLED_S

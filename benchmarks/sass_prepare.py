@@ -1,4 +1,4 @@
-"""Compile and disassemble kernels for compute capability 9.0 into a folder; no GPU is needed.
+"""Compiles and disassembles kernels for compute capability 9.0 into a folder; no GPU is needed.
 
     python benchmarks/sass_prepare.py DIR
 

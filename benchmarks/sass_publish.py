@@ -1,4 +1,4 @@
-"""Copy a campaign's folder into one that can be published: packed, without weights, caches and paths of the machine.
+"""Copies a campaign's folder into one that can be published: packed, without weights, caches and paths of the machine.
 
     python benchmarks/sass_publish.py runs/sass results/sass-h200
 

@@ -49,11 +49,11 @@ class Compared:
     ratio: float
     """Speedup of screening's first / speedup of the best; 1 where they are the same."""
     is_certain: bool
-    """Whether the two intervals do not overlap."""
+    """True where the two intervals do not overlap."""
 
     @property
     def agrees(self) -> bool:
-        """Whether screening's first is about as fast as the best."""
+        """True where screening's first is about as fast as the best."""
         return self.ratio >= NEAR
 
 
