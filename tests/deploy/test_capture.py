@@ -210,7 +210,7 @@ def test_what_was_compiled_in_this_process_before_is_compiled_anew(tmp_path):
 
 
 def test_a_torch_with_other_settings_is_refused(monkeypatch):
-    monkeypatch.setitem(inductor._SETTINGS, "no_such_setting", True)
+    monkeypatch.setitem(inductor.SETTINGS, "no_such_setting", True)
     with pytest.raises(ToolchainError, match="no_such_setting"):
         with tunable_torch_compile():
             pass

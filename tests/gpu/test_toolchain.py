@@ -19,7 +19,7 @@ from kernelwright.errors import (
 from kernelwright.gpu import Disassembler, compile_triton, disassemble, installed_disassemblers
 from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
 from kernelwright.gpu.target import corpus_specs
-from kernelwright.sass.code.listing import parse_listing
+from kernelwright.sass.code.instruction import parse_listing
 from tests.quick import exhaustive_but
 from tests.sass.support import build, compiled
 
@@ -155,7 +155,7 @@ def test_one_that_is_named_and_does_not_run_is_not_replaced_in_silence(no_disass
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
         with pytest.raises(DisassemblerMissingError, match=f"{ENVIRONMENT_VARIABLE} names.* {path}; correct"):
             disassemble(b"whatever")
-    (found,) = (probe() for probe in doctor.PROBES if "disassembler" in probe.__name__)
+    found = doctor.look_for("disassembler")
     assert not found.present
     assert str(no_disassembler) in found.found
 

@@ -9,9 +9,14 @@ import pytest
 
 from kernelwright.sass import CubinError, Schedule, check, check_report
 from kernelwright.sass import load as load_program
-from kernelwright.sass.hazards.distances import minimum_distances
-from kernelwright.sass.hazards.effects import is_guarded, memory_conflict, vouches_for
-from kernelwright.sass.hazards.latency import Dependence, bound_cycles
+from kernelwright.sass.hazards.latency import (
+    Dependence,
+    bound_cycles,
+    is_guarded,
+    memory_conflict,
+    minimum_distances,
+    vouches_for,
+)
 from kernelwright.sass.hazards.ports import port_of, table_spacing
 from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but

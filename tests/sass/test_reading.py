@@ -13,7 +13,7 @@ from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.sass import CubinError, ListingError, load
 from kernelwright.sass.code.elf import read_cubin
-from kernelwright.sass.code.listing import parse_listing
+from kernelwright.sass.code.instruction import parse_listing
 from kernelwright.sass.code.opcodes import Pipe
 from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but

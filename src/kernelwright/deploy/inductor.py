@@ -25,7 +25,7 @@ from kernelwright.errors import KernelwrightError, ToolchainError
 from kernelwright.gpu.driver import gpu_identity
 from kernelwright.gpu.launch_spec import signature_of
 
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "run_jit_post_compile_hook": True,
     "use_static_cuda_launcher": False,
     "compile_threads": 1,
@@ -46,10 +46,10 @@ def tunable_torch_compile() -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.utils import clear_caches
 
-    missing = [name for name in _SETTINGS if not hasattr(config, name)]
+    missing = [name for name in SETTINGS if not hasattr(config, name)]
     if missing:
         raise ToolchainError(f"wanted torch.compile with {', '.join(missing)}, found none of that name; install torch 2.13")
-    with config.patch(_SETTINGS):
+    with config.patch(SETTINGS):
         # A kernel of the same source that is loaded already would be launched as it is.
         clear_caches()
         try:

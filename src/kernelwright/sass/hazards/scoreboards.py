@@ -17,7 +17,7 @@ from enum import Enum
 
 from kernelwright.sass.code.instruction import Instruction
 from kernelwright.sass.code.program import Block
-from kernelwright.sass.hazards.effects import (
+from kernelwright.sass.hazards.latency import (
     FENCE,
     is_read_before_written,
     orders_memory,
