@@ -16,9 +16,14 @@ from safetensors.torch import save_file
 
 from kernelwright.contrastive.evaluations import EvaluationCache
 from kernelwright.contrastive.prompts import whole_source
-from kernelwright.records import Candidate, RunDirectory
+from kernelwright.errors import UsageError
+from kernelwright.records import Candidate, RunDirectory, Task
+from kernelwright.records.screened import screened_of
+from kernelwright.rewrites.order import Place, read_order
+from kernelwright.rewrites.tracing import trace
 from tests.contrastive.toys import toy_code, toy_evaluation, toy_task
 from tests.gpu import stand_in
+from tests.rewrites.samples import task_text
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -260,3 +265,36 @@ def test_legal_schedules_are_executed_and_wrong_outputs_counted(tmp_path, monkey
     monkeypatch.setenv("FAKE_CUDA_WRONG_AT", "9")
     found = sass_execute.execute(tmp_path / "kernels", tmp_path / "wrong", schedules=10, **options)
     assert (found["wrong"], found["faults"], found["bad"][0]["kernel"]) == (1, 0, "softmax")
+
+
+# --- the order of proposals -------------------------------------------------------------------------------------------
+
+
+def test_an_order_is_learnt_from_runs(tmp_path, capsys):
+    learn_order = importlib.import_module("learn_order")
+    run = RunDirectory(tmp_path / "run")
+    texts = {
+        "product": task_text("return self.f(a)", "torch.randn(64, 6)", "self.f = nn.Linear(6, 8)"),
+        "sum": task_text("return a.sum(1)", "torch.randn(64, 6)"),
+    }
+    tasks = [Task(id=name, source=text) for name, text in texts.items()]
+    run.write_json("tasks.json", [task.model_dump(mode="json") for task in tasks])
+    looks = {("graph",): 1.5, ("slow",): 0.7}
+    for task in tasks:
+        for number, (names, estimate) in enumerate(looks.items()):
+            candidate = Candidate(source=f"# {number}", policy="builtin", techniques=names)
+            run.append(screened_of(task, candidate, correct=True, estimate=estimate))
+    out = tmp_path / "order.json"
+    assert learn_order.main([str(run.path), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 tasks, 4 candidates, 2 families")
+    for order in ("as they were looked at", "at random", "learnt, family left out"):
+        assert order in said
+    learnt = read_order(out)
+    place = Place.of(trace(tasks[0]))
+    assert place.operators == frozenset({"linear"})
+    assert learnt.gain(["graph"], place) > 0 > learnt.gain(["slow"], place)
+    assert json.loads(out.read_text()) == learnt.weights
+    (tmp_path / "empty").mkdir()
+    assert learn_order.main([str(tmp_path / "empty"), "--out", str(out)]) == UsageError.exit_status
+    assert "Wanted the run of a search with its tasks" in capsys.readouterr().err

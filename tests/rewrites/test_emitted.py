@@ -1,6 +1,6 @@
 """The built-in policy emits the candidates that it emitted when `tests/golden/` was written, in the same order.
 
-A change that means to emit others writes the files anew with `benchmarks/emitted_hashes.py`, and says why.
+A change that means to emit others writes the files anew with `benchmarks/emitted.py`, and says why.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from kernelwright.records import Task
 from kernelwright.tasks.suites import builtin_task
+from tests import emitted
 from tests.quick import exhaustive_but
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -33,44 +32,40 @@ VERSIONS, LINES = read("emitted.jsonl")
 NAMES = list(dict.fromkeys(name for name, _ in LINES))
 
 
-@pytest.fixture
-def emitted_hashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The script that writes the files."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+@pytest.fixture(autouse=True)
+def _with_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("KERNELWRIGHT_ORDER", raising=False)
     monkeypatch.setenv("CUDA_HOME", os.environ.get("CUDA_HOME", ""))
-    import emitted_hashes  # type: ignore[import-not-found]
-
-    with emitted_hashes.with_compiler():
-        yield emitted_hashes
+    with emitted.with_compiler():
+        yield
 
 
 @pytest.mark.parametrize("name", exhaustive_but(NAMES, *SAMPLE))
-def test_the_policy_emits_the_candidates_that_it_did(name: str, emitted_hashes: ModuleType) -> None:
+def test_the_policy_emits_the_candidates_that_it_did(name: str) -> None:
     if name.startswith("modules/"):
-        if emitted_hashes.versions() != VERSIONS:
+        if emitted.versions() != VERSIONS:
             pytest.skip(f"the file was written with {VERSIONS}")
-        task = next(task for task in emitted_hashes.tasks_of("modules", None) if task.id == name)
+        task = next(task for task in emitted.tasks_of("modules", None) if task.id == name)
     else:
-        if emitted_hashes.versions()["torch"] != VERSIONS["torch"]:
+        if emitted.versions()["torch"] != VERSIONS["torch"]:
             pytest.skip(f"the file was written with torch {VERSIONS['torch']}")
         task = builtin_task(name)
-    for device in emitted_hashes.DEVICES:
-        assert emitted_hashes.line_of("builtin", task, device) == LINES[name, device]
+    for device in emitted.DEVICES:
+        assert emitted.line_of("builtin", task, device) == LINES[name, device]
 
 
 @pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.skipif(KERNELBENCH is None, reason="KERNELBENCH names no checkout of KernelBench")
-def test_the_policy_emits_the_candidates_that_it_did_for_kernelbench(emitted_hashes: ModuleType) -> None:
+def test_the_policy_emits_the_candidates_that_it_did_for_kernelbench() -> None:
     versions, lines = read("emitted-kernelbench.jsonl")
-    if emitted_hashes.versions()["torch"] != versions["torch"]:
+    if emitted.versions()["torch"] != versions["torch"]:
         pytest.skip(f"the file was written with torch {versions['torch']}")
-    tasks: list[Task] = emitted_hashes.tasks_of("kernelbench", Path(str(KERNELBENCH)))
+    tasks = emitted.tasks_of("kernelbench", Path(str(KERNELBENCH)))
     changed = [
         (task.id, device)
         for task in tasks
-        for device in emitted_hashes.DEVICES
-        if emitted_hashes.line_of("kernelbench", task, device) != lines[task.id, device]
+        for device in emitted.DEVICES
+        if emitted.line_of("kernelbench", task, device) != lines[task.id, device]
     ]
     assert changed == []

@@ -1,7 +1,7 @@
 """Writes the hash of every candidate that the built-in policy emits for the tasks of a suite, to be compared after a change.
 
-    python benchmarks/emitted_hashes.py tests/golden/emitted.jsonl builtin modules
-    python benchmarks/emitted_hashes.py tests/golden/emitted-kernelbench.jsonl kernelbench --path CHECKOUT
+    python -m tests.emitted tests/golden/emitted.jsonl builtin modules
+    python -m tests.emitted tests/golden/emitted-kernelbench.jsonl kernelbench --path CHECKOUT
 
 Each task is proposed for twice, on a CPU and on a GPU: first without a history, then after made-up estimates that put three
 candidates ahead. No GPU and no compiler is needed. Hashes depend on the versions of torch and transformers, which the first

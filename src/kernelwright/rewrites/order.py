@@ -5,8 +5,8 @@
 A candidate is known by its techniques; a task by its operators, and by how many kernels it launches, how many bytes each of
 them moves and how many operations there are to a byte: whether launches, memory or arithmetic limit it. An order holds
 weights for each technique in each of these places. `order.json` beside this file is learnt from results/kernelbench-h200, by
-`learning`. A technique that no search has used has no weight; its candidates come first, since nothing else tells what it
-is worth.
+`benchmarks/learn_order.py`. A technique that no search has used has no weight; its candidates come first, since nothing else
+tells what it is worth.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from kernelwright.rewrites.tracing import Trace, is_view_call
 PACKAGED = Path(__file__).with_name("order.json")
 VARIABLE = "KERNELWRIGHT_ORDER"
 """Variable that names a file to take in place of the packaged one."""
-SMALL = 1e-3
-"""Weights of techniques in places below it are left out of the file: a hundred change a score by a tenth at most."""
 _NEAR = 1.5
 """Value of a feature that stands for an order of magnitude. Our choice; with 1 an order learns as much."""
 
@@ -126,15 +124,9 @@ class Order:
         """True where searches have used all of these."""
         return all(name in self.weights for name in techniques)
 
-    def write(self, path: Path) -> None:
-        """Keep it, each technique whatever its weight: it was tried."""
-        named = sorted(self.weights.items())
-        kept = {name: round(weight, 4) for name, weight in named if abs(weight) >= SMALL or " " not in name}
-        path.write_text(json.dumps(kept, indent=0) + "\n", encoding="utf-8")
-
 
 def read_order(path: Path) -> Order:
-    """An order that was written.
+    """An order from a file.
 
     Raises:
         ConfigError: there is none at this path.
@@ -143,7 +135,7 @@ def read_order(path: Path) -> Order:
         weights = {str(name): float(weight) for name, weight in json.loads(path.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"Wanted an order of proposals in {path}; {error}. Make one with `python -m {__package__}.learning`."
+            f"Wanted an order of proposals in {path}; {error}. Make one with `python benchmarks/learn_order.py`."
         ) from error
     return Order(weights)
 

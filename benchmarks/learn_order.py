@@ -1,15 +1,16 @@
 """Learns the order of proposals from finished searches, and says what it is worth on tasks that it was not learnt from.
 
-    python -m kernelwright.rewrites.order.learning RUN_DIR... --out order.json
+    python benchmarks/learn_order.py RUN_DIR... --out order.json
 
-The weights of an order (`gains`) are a listwise ranker's: the softmax of the scores of a task's candidates is to come near
-to the softmax of the logarithms of screening's estimates, by cross-entropy. So what counts is which are best, and not by how
-much the others are worse.
+The weights of an order (`rewrites/order.py`) are a listwise ranker's: the softmax of the scores of a task's candidates is to
+come near to the softmax of the logarithms of the estimates, by cross-entropy. So it counts which are best, and not by
+how much the others are worse.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import sys
@@ -36,6 +37,8 @@ WRONG = 0.5
 """Estimate of a candidate that was not right when it was screened. Our choice."""
 LEAST, MOST = 0.3, 20.0
 """Estimates are cut there: far off they say little about other tasks. Our choice."""
+SMALL = 1e-3
+"""Weights of techniques in places below it are left out of the file: a hundred change a score by a tenth at most."""
 SHARE_AT = (2, 4, 6, 8, 12)
 """Numbers of candidates at which orders are compared."""
 SHUFFLES = 20
@@ -97,6 +100,13 @@ def _loss(
     logs = scores - np.log(np.add.reduceat(np.exp(scores), starts))[task_of_row]
     value = strength / 2 * weights @ weights - wanted @ logs
     return float(value), matrix.T @ (np.exp(logs) - wanted) + strength * weights
+
+
+def text_of(order: Order) -> str:
+    """An order as JSON, with each technique whatever its weight: it was tried."""
+    named = sorted(order.weights.items())
+    kept = {name: round(weight, 4) for name, weight in named if abs(weight) >= SMALL or " " not in name}
+    return json.dumps(kept, indent=0) + "\n"
 
 
 def searches_in(run: RunDirectory) -> list[Searched]:
@@ -197,7 +207,6 @@ def _print_worth(searched: Sequence[Searched]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Learn, and say what the order is worth on families of tasks that it was not learnt from."""
     parser = argparse.ArgumentParser(
-        prog="python -m kernelwright.rewrites.order.learning",
         description="Learn the order of proposals from finished searches.",
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN_DIR", help="of `kernelwright bench --policy builtin`")
@@ -209,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     _print_worth(searched)
-    learn(searched).write(options.out)
+    options.out.write_text(text_of(learn(searched)), encoding="utf-8")
     print(f"written  {options.out}")
     return 0
 
