@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.templates.base import MULTIPROCESSORS, SHARED_BYTES, Kernels, TemplateKernel
 from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
-from kernelwright.rewrites.templates.text import filled, kernel_text, raw_literal
+from kernelwright.rewrites.templates.text import block, filled, kernel_text, raw_literal
 
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
@@ -224,14 +224,12 @@ class Fragment:
     """One step of the epilogue.
 
     Attributes:
-        kernel: Triton statement on `out`, the float32 tile; `row`, `col`, `inside` and `batch` are at hand.
-        cuda: the same in CUDA C++ on one value, in column `col` and at `at` of the output; `$tensor` is the tensor read.
+        cuda: statement on the value `out`, in column `col` and at `at` of the output; `$tensor` is the tensor read.
         eager: the same on the tensor `out` in PyTorch, for the fall-back.
         tensor: name of the tensor that it reads, if any: float32, of `shape`.
         shape: "columns" (N values) or "output" (as the output).
     """
 
-    kernel: str
     cuda: str
     eager: str
     tensor: str = ""
@@ -241,7 +239,6 @@ class Fragment:
 def bias(name: str = "bias") -> Fragment:
     """Add a value to each column."""
     return Fragment(
-        kernel=f"out += tl.load({name} + col, mask=col < n, other=0.0)[None, :]",
         cuda="out += __ldg($tensor + col);",
         eager=f"out = out + {name}",
         tensor=name,
@@ -252,7 +249,6 @@ def bias(name: str = "bias") -> Fragment:
 def residual(name: str = "residual") -> Fragment:
     """Add a contiguous tensor of the output's shape."""
     return Fragment(
-        kernel=f"out += tl.load({name} + (batch * m + row)[:, None] * n + col[None, :], mask=inside, other=0.0)",
         cuda="out += __ldg($tensor + at);",
         eager=f"out = out + {name}",
         tensor=name,
@@ -263,35 +259,22 @@ def residual(name: str = "residual") -> Fragment:
 def scale(factor: float) -> Fragment:
     """Multiply by a number."""
     text = f"out = out * {float(factor)!r}"
-    return Fragment(kernel=text, cuda=f"{text}f;", eager=text)
+    return Fragment(cuda=f"{text}f;", eager=text)
 
 
 def leaky_relu(slope: float = 0.01) -> Fragment:
     """Multiply what is negative by a slope."""
     return Fragment(
-        kernel=f"out = tl.where(out < 0, out * {slope!r}, out)",
         cuda=f"out = out < 0 ? out * {float(slope)!r}f : out;",
         eager=f"out = torch.nn.functional.leaky_relu(out, {slope!r})",
     )
 
 
-# NaN fails every comparison, so that these let it through as PyTorch does; `tl.maximum` would not.
-RELU = Fragment(
-    kernel="out = tl.where(out < 0, 0.0, out)", cuda="out = out < 0 ? 0.0f : out;", eager="out = torch.relu(out)"
-)
-GELU = Fragment(
-    kernel="out = 0.5 * out * (1.0 + tl.math.erf(out * 0.7071067811865476))",
-    cuda="out = 0.5f * out * (1.0f + erff(out * 0.70710678f));",
-    eager="out = torch.nn.functional.gelu(out)",
-)
-SIGMOID = Fragment(
-    kernel="out = 1.0 / (1.0 + tl.exp(-out))", cuda="out = 1.0f / (1.0f + expf(-out));", eager="out = torch.sigmoid(out)"
-)
-SWISH = Fragment(
-    kernel="out = out / (1.0 + tl.exp(-out))",
-    cuda="out = out / (1.0f + expf(-out));",
-    eager="out = torch.nn.functional.silu(out)",
-)
+# NaN fails every comparison, so that this lets it through as PyTorch does.
+RELU = Fragment(cuda="out = out < 0 ? 0.0f : out;", eager="out = torch.relu(out)")
+GELU = Fragment(cuda="out = 0.5f * out * (1.0f + erff(out * 0.70710678f));", eager="out = torch.nn.functional.gelu(out)")
+SIGMOID = Fragment(cuda="out = 1.0f / (1.0f + expf(-out));", eager="out = torch.sigmoid(out)")
+SWISH = Fragment(cuda="out = out / (1.0f + expf(-out));", eager="out = torch.nn.functional.silu(out)")
 MOST_TENSORS = 4
 """Tensors that the epilogue of the form `wgmma` can read."""
 
@@ -354,80 +337,12 @@ def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
     )
 
 
-def spelled(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), eager: str = "eager") -> str:
-    """Knobs as the emitted functions take them: text of a dictionary, or of a function object of the form `wgmma`.
-
-    Args:
-        knobs: of the kernel.
-        epilogue: what follows the product.
-        eager: name of the fall-back, in the form `wgmma`.
-
-    Raises:
-        ValueError: the knobs do not fit, or fragments read too many tensors or two of one name.
-    """
-    if why := unfit(knobs):
-        raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
-    tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
-    if len(set(tensors)) < len(tensors):
-        raise ValueError(f"wanted another name for each tensor of the epilogue, found {tensors}")
-    if knobs.form != "wgmma":
-        return repr(asdict(knobs))
-    if len(tensors) > MOST_TENSORS:
-        raise ValueError(f"wanted at most {MOST_TENSORS} tensors of the epilogue, found {tensors}")
-    shapes = tuple(fragment.shape for fragment in epilogue if fragment.tensor)
-    return f'Product({eager}, {knobs.split_k}, {shapes!r}, r"""\n{cuda_head(knobs, epilogue)}""")'
-
-
-def eager_lines(epilogue: tuple[Fragment, ...]) -> str:
-    """Statements of the fall-back."""
-    return "".join(f"    {fragment.eager}\n" for fragment in epilogue).rstrip("\n") or "    # No epilogue."
-
-
-def eager_text(epilogue: tuple[Fragment, ...], name: str = "eager") -> str:
-    """The fall-back as a function."""
+def eager_text(epilogue: tuple[Fragment, ...], name: str) -> str:
+    """The fall-back as a function of this name."""
     tensors = "".join(f"{fragment.tensor}, " for fragment in epilogue if fragment.tensor)
-    return f"def {name}(a, b, {tensors}):\n    out = torch.matmul(a, b.mT)\n{eager_lines(epilogue)}\n    return out\n"
-
-
-def _emit_cuda(knobs: Knobs, epilogue: tuple[Fragment, ...], least_work: int) -> str:
-    return kernel_text(
-        "split_product.cuda.txt",
-        product=spelled(knobs, epilogue),
-        cuda=raw_literal(kernel_text(*CUDA)),
-        library=kernel_text("cuda_library.txt"),
-        least_work=least_work,
-        least_side=LEAST_SIDE,
-        eager=eager_text(epilogue),
-    )
-
-
-def emit(knobs: Knobs, epilogue: tuple[Fragment, ...] = (), least_work: int = LEAST_WORK) -> str:
-    """Text of a module that defines `product(a, b, *tensors)`, where `tensors` are those of the epilogue in their order.
-
-    In Triton its functions also take other knobs of the same form and number of accumulators, as `knobs=` and `spelled`.
-
-    Raises:
-        ValueError: the knobs do not fit, or two fragments read a tensor of one name.
-    """
-    if knobs.form == "wgmma":
-        return _emit_cuda(knobs, epilogue, least_work)
-    tensors = [fragment.tensor for fragment in epilogue if fragment.tensor]
-    indented = "".join(f"    {fragment.kernel}\n" for fragment in epilogue)
-    expected = {"columns": "(n,)", "output": "(*a.shape[:-1], n)"}
-    return kernel_text(
-        "split_product.triton.txt",
-        knobs=spelled(knobs, epilogue),
-        gain=float(knobs.gain),
-        narrow=knobs.narrow,
-        least_work=least_work,
-        least_side=LEAST_SIDE,
-        tensors="".join(f"{name}, " for name in tensors),
-        epilogue=indented.rstrip("\n") or "    # No epilogue.",
-        eager=eager_lines(epilogue),
-        fits="".join(
-            f" and fits({fragment.tensor}, {expected[fragment.shape]})" for fragment in epilogue if fragment.tensor
-        ),
-    )
+    lines = [fragment.eager for fragment in epilogue] or ["# No epilogue."]
+    body = ["out = torch.matmul(a, b.mT)", *lines, "return out"]
+    return "\n".join(block(f"def {name}(a, b, {tensors}):", body)) + "\n"
 
 
 class SplitProduct(ProductTemplate[Knobs]):
@@ -494,13 +409,21 @@ class SplitProduct(ProductTemplate[Knobs]):
         return choices[0], options
 
     def module(self, knobs: Knobs) -> str:
-        """Text of a module that defines `product(a, b)`."""
-        return emit(knobs)
+        """Text of a module that multiplies: `product(a, b)` in Triton, the class `Product` in CUDA C++.
 
-    def prologue(self, kernels: Sequence[TemplateKernel]) -> str:
-        """The module's text, in CUDA C++ without the function at its end: each kernel has its own."""
-        text = super().prologue(kernels)
-        return text.partition("\n\ndef eager(")[0] if self.form == "wgmma" else text
+        In Triton its functions also take other knobs of the same form and number of accumulators, as `knobs=`.
+
+        Raises:
+            ValueError: the knobs do not fit.
+        """
+        if why := unfit(knobs):
+            raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
+        given: dict[str, object] = {"least_work": LEAST_WORK, "least_side": LEAST_SIDE}
+        if self.form == "wgmma":
+            cuda = raw_literal(kernel_text(*CUDA))
+            return kernel_text("split_product.cuda.txt", cuda=cuda, library=kernel_text("cuda_library.txt"), **given)
+        given |= {"knobs": asdict(knobs), "gain": float(knobs.gain), "narrow": knobs.narrow}
+        return kernel_text("split_product.triton.txt", **given)
 
     def values(self, kernel: TemplateKernel) -> dict[str, object]:
         """Values of the places in the caller's text."""
