@@ -12,10 +12,10 @@ from torch import fx
 
 from kernelwright.gpu.compilers import compile_triton
 from kernelwright.records.knobs import fixed, knobs_of
-from kernelwright.rewrites.fusion import groups, one_read
+from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
-from kernelwright.rewrites.fusion.groups import MOST_MEMBERS, Signature
-from kernelwright.rewrites.fusion.program import LoopProgram
+from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
+from kernelwright.rewrites.fusion.program import LoopProgram, Signature
 from kernelwright.rewrites.templates import convolution
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, compare, interpreted, module_at, task_text
@@ -419,7 +419,7 @@ def test_long_rows_are_read_once_where_the_cache_cannot_hold_them(forward: str, 
 @needs_triton
 def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter runs one program after another: none may wait, and each run makes what the next one reads."""
-    monkeypatch.setattr(one_read, "LEAST_POINTS", 1)
+    monkeypatch.setattr(triton_printer, "LEAST_READ_POINTS", 1)
     forward = """
     y = a / a.norm(dim=1, keepdim=True), torch.exp(a - a.amin(-1, keepdim=True)).sum(-1, keepdim=True) * a
     z = torch.argmin(a - a.amax(1, keepdim=True), 1), a - a.amax(1, keepdim=True)
@@ -429,7 +429,7 @@ def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.Mon
     assert "one-read-rows" in done.fired
     source = re.sub(r" *while arrived[^\n]*\n[^\n]*\n", "", done.source)
     source = source.replace("ticket = tl.atomic_add(state, 1)", "ticket = tl.program_id(0)")
-    source = source.replace(one_read.OneReadKernel.requires[0], "True")
+    source = source.replace(triton_printer.OneReadKernel.requires[0], "True")
     source = re.sub(r"\n    (_fused_\d+_launch\(x.*)", r"\n    for _ in range(4):\n        \1", source)
     interpret(done.reference, source, tmp_path, 3e-6)
 

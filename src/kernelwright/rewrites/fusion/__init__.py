@@ -8,13 +8,11 @@ from torch import fx
 
 from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.convolution import POOLED_TILES, WHOLE_CHANNELS, ConvolutionKernel
-from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, Signature, find, order, replace_group
+from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, find, order, replace_group
 from kernelwright.rewrites.fusion.kernel import FusedKernel
-from kernelwright.rewrites.fusion.nest import ROWS
-from kernelwright.rewrites.fusion.one_read import ONE_READ, OneReadKernel, reads_once
-from kernelwright.rewrites.fusion.program import LoopProgram
-from kernelwright.rewrites.fusion.triton import SPLIT_ROWS
-from kernelwright.rewrites.fusion.window_kernel import ScanKernel, WindowKernel
+from kernelwright.rewrites.fusion.program import ROWS, LoopProgram, Signature
+from kernelwright.rewrites.fusion.tiles import ScanKernel, WindowKernel
+from kernelwright.rewrites.fusion.triton import ONE_READ, SPLIT_ROWS, OneReadKernel, reads_once
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
 from kernelwright.rewrites.templates.convolution import TILED
 from kernelwright.rewrites.templates.fp16_convolution import FP16, FP16_CONVOLUTION

@@ -10,11 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from kernelwright.rewrites.fusion.groups import Signature
-from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import POOLERS, ROW, LoopProgram
+from kernelwright.rewrites.fusion.program import POOLERS, ROW, Dim, LoopProgram, Signature
+from kernelwright.rewrites.fusion.tiles import Statements
 from kernelwright.rewrites.fusion.triton import TritonKernel
-from kernelwright.rewrites.fusion.window_kernel import Statements
 from kernelwright.rewrites.rules.convolution import Geometry
 from kernelwright.rewrites.templates.convolution import (
     TILED,

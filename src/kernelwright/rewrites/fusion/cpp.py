@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kernelwright.rewrites.fusion.groups import Signature
 from kernelwright.rewrites.fusion.kernel import FusedKernel
-from kernelwright.rewrites.fusion.nest import (
+from kernelwright.rewrites.fusion.program import (
     COLUMNS,
     POINTWISE,
     ROWS,
     WHOLE,
     Dim,
+    LoopProgram,
     Pass,
+    Signature,
     dense_nest,
     evaluated_again,
     points,
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.fusion.program import LoopProgram
 from kernelwright.rewrites.templates.text import kernel_text
 
 CHUNK = 8192

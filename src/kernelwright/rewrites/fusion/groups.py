@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import torch
 from torch import fx
 
 from kernelwright.rewrites.fusion.lowerings import ALONG_THE_OUTPUT, LOWERINGS, ROW_OPERATORS, lower, pooled_of
-from kernelwright.rewrites.fusion.program import FULL, LoopProgram, UnsupportedError
+from kernelwright.rewrites.fusion.program import FULL, LoopProgram, Signature, UnsupportedError
 from kernelwright.rewrites.graph import (
     Editor,
     aten,
@@ -176,24 +175,6 @@ def _join(near: list[FusionGroup], node: fx.Node, positions: dict[fx.Node, int],
     return next((group for group in tried if group is not None), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """Reads and writes of a kernel, as its printers need them."""
-
-    loads: tuple[tuple[int, tuple[int, ...]], ...]
-    """Argument and strides over the iteration space of each load step, in order."""
-    stores: tuple[tuple[int, bool, tuple[int, ...]], ...]
-    """Step of each output, whether it is written per point (else per row), and its shape."""
-    updates: tuple[int, ...] = ()
-    """Arguments that the last stores are written into."""
-    dtypes: tuple[torch.dtype, ...] = ()
-    """Type of each store but those into arguments."""
-
-    def is_index(self, number: int) -> bool:
-        """Whether a store is of indices."""
-        return number < len(self.dtypes) and self.dtypes[number] == torch.int64
-
-
 def replace_group(
     editor: Editor,
     group: FusionGroup,
@@ -265,10 +246,3 @@ def order(graph: fx.Graph, updates: Mapping[fx.Node, Iterable[fx.Node]] = Mappin
             waits[user].discard(node)
             if not waits[user]:
                 heapq.heappush(ready, place[user])
-
-
-def allocate(inputs: tuple[torch.Tensor, ...], signature: Signature) -> Any:
-    """Outputs of a kernel, as fake tensors."""
-    fresh = zip(signature.stores, signature.dtypes, strict=False)  # those into arguments, which have no type here, come last
-    made = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in fresh)
-    return made[0] if len(made) == 1 else made

@@ -8,9 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kernelwright.rewrites.fusion.groups import Signature, allocate
-from kernelwright.rewrites.fusion.nest import Dim, nest_of
-from kernelwright.rewrites.fusion.program import DTYPE, LoopProgram, Operand
+from kernelwright.rewrites.fusion.program import DTYPE, Dim, LoopProgram, Operand, Signature, nest_of
 from kernelwright.rewrites.templates.text import block
 
 BINARY = {
@@ -60,7 +58,10 @@ class FusedKernel(ABC):
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """Its outputs as fake tensors."""
-        return allocate(inputs, self.signature)
+        # Stores into arguments, which have no type here, come last.
+        fresh = zip(self.signature.stores, self.signature.dtypes, strict=False)
+        outputs = tuple(inputs[0].new_empty(sizes, dtype=dtype) for (_, _, sizes), dtype in fresh)
+        return outputs[0] if len(outputs) == 1 else outputs
 
     @abstractmethod
     def definition(self) -> str:

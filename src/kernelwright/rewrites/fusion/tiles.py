@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from kernelwright.rewrites.fusion.nest import Dim
-from kernelwright.rewrites.fusion.program import POOLERS, REDUCERS, SCANS, Load, Window
+from kernelwright.rewrites.fusion.program import POOLERS, REDUCERS, SCANS, Dim, Load, Window
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.graph import contiguous_strides
 
