@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kernelwright.contrastive.evaluations import EvaluationCache
+from kernelwright.contrastive.evaluations import SharedEvaluations
 from kernelwright.contrastive.prompts import whole_source
 from kernelwright.errors import UsageError
 from kernelwright.records import Candidate, RunDirectory, Task
@@ -146,6 +146,16 @@ def test_coverage_of_intervals_is_simulated(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "summary.json").read_text())
 
 
+@pytest.mark.exhaustive
+def test_how_busy_the_judge_keeps_a_device_is_measured(tmp_path, monkeypatch):
+    import judge_throughput
+
+    options = ["--device", "cpu", "--quick", "--evaluations", "2", "--seconds", "5", "--per-device", "1"]
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), *options])
+    judge_throughput.main()
+    assert 0 < json.loads((tmp_path / "summary.json").read_text())["share_of_timing_alone"] < 1
+
+
 # --- contrastive training -------------------------------------------------------------------------------------------
 
 RECIPE = """
@@ -206,13 +216,13 @@ def test_measurements_are_exported_and_published_without_weights(tmp_path):
     candidate = Candidate(source=whole_source(task, toy_code(0), "subclass"))
     evaluation = toy_evaluation(task, candidate)
     RunDirectory(work / "sft").append(evaluation)
-    EvaluationCache(work / "judged.sqlite", "first", None).add(evaluation)
+    SharedEvaluations(work / "judged.sqlite", "first", None).add(evaluation)
     (work / "sft" / "final").mkdir()
     save_file({"weight": torch.ones(2)}, work / "sft" / "final" / contrastive_export.WEIGHTS)
     (work / "summary.json").write_text("{}")
     contrastive_export.packed(work, tmp_path / "out")
     contrastive_export.unpack(tmp_path / "out", tmp_path / "back")
-    assert EvaluationCache(tmp_path / "back" / "judged.sqlite", "first", None).find(task, candidate) == evaluation
+    assert SharedEvaluations(tmp_path / "back" / "judged.sqlite", "first", None).find(task, candidate) == evaluation
     publish(work, tmp_path / "published")
     published = {str(path.relative_to(tmp_path / "published")) for path in (tmp_path / "published").rglob("*.*")}
     assert published == {"summary.json", "sft/evaluations.jsonl.gz"}
