@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import count as numbers
 
 from kernelwright.contrastive.exemplars import Exemplar
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
 from kernelwright.records import Evaluation, Reason, Task, Verdict, sha256_of
 
 TASK = Task(
@@ -109,7 +109,7 @@ def exemplar(score: float, name: str, parent: str | None = None, source: str = "
     )
 
 
-class ScriptedModel:
+class ScriptedModel(ChatModel):
     """Gives the scripted answers one after the other, and remembers what it was asked."""
 
     name = "scripted"

@@ -15,8 +15,7 @@ from kernelwright.cli.model_options import Proposer
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.samples import RolloutLog
 from kernelwright.errors import NothingUsableError, PolicyError
-from kernelwright.models.answers import ModelAnswer
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, Message, ModelAnswer, Sampling
 from kernelwright.models.transcript import Transcript
 from kernelwright.records import RunDirectory
 from kernelwright.records.model_costs import TRANSCRIPT
@@ -78,7 +77,7 @@ def opened(monkeypatch: pytest.MonkeyPatch):
 
     seen: dict[str, object] = {}
 
-    class Silent:
+    class Silent(ChatModel):
         name = "silent"
 
         def sample(self, prompts, *, count, sampling):

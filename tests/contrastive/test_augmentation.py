@@ -10,7 +10,7 @@ from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.supervised import augment, train_supervised
 from kernelwright.contrastive.teachers import ChatTeacher, copied_forward, graphed, shortened, teacher_named
 from kernelwright.errors import ConfigError
-from kernelwright.models.chat import Completion
+from kernelwright.models.chat import ChatModel, Completion
 from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
 from kernelwright.tasks.generated import family_tasks
@@ -118,7 +118,7 @@ def test_prompts_with_exemplars_show_only_what_is_slower_than_the_answer(tmp_pat
     assert shown > len(examples) / 2
 
 
-class Sayer:
+class Sayer(ChatModel):
     """A chat model that says the same things again and again."""
 
     name = "sayer"

@@ -14,11 +14,10 @@ import pytest
 pytest.importorskip("openai")
 
 from kernelwright.errors import ConfigError, PolicyError
-from kernelwright.models.accounting import Prices, Usage
 from kernelwright.models.api import ApiModel, ApiSettings
-from kernelwright.models.chat import Message, Sampling
+from kernelwright.models.chat import Message, Prices, Sampling, Usage
 from kernelwright.models.factory import chat_model
-from kernelwright.models.faults import redacted, retry_after_s
+from kernelwright.models.replies import redacted, retry_after_s
 from kernelwright.models.transcript import Recorded, Transcript
 from tests.models.fake_openai_server import FakeServer, Fault, status
 from tests.quick import exhaustive_but

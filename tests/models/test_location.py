@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.models.pretrained.location import missing_path
+from kernelwright.models.pretrained import missing_path
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ from pydantic import BaseModel
 
 from kernelwright.errors import PolicyError, UsageError
 from kernelwright.models import local, pretrained, transcript, vllm_model
-from kernelwright.models.accounting import Prices, Usage
-from kernelwright.models.answers import CompletionFailure, ModelAnswer
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, ModelAnswer, Prices, Sampling, Usage
 from kernelwright.models.transcript import AnswerLine, PromptLine, Recorded, Transcript, prompt_id
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=8, seed=4)
@@ -40,9 +38,6 @@ class Scripted:
         self.fails = fails
         self.asked: list[tuple[str, int, int]] = []
 
-    def sample(self, prompts, *, count, sampling):
-        raise AssertionError("answers are to be taken one by one")
-
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
         for place in reversed(range(len(prompts))):
             text = prompts[place][-1].content
@@ -52,7 +47,7 @@ class Scripted:
                 yield ModelAnswer(prompt=place, number=number, completion=made, reasoning="hm", cost=0.25)
 
 
-class WholeOnly:
+class WholeOnly(ChatModel):
     """A model that has all answers at the end."""
 
     name = "whole"

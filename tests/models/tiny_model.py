@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from kernelwright.models.pretrained import tiny
+from kernelwright.models import pretrained
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -15,7 +15,7 @@ TEMPLATE = (
 
 
 def tiny_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
-    return tiny.tiny_tokenizer(template)
+    return pretrained.tiny_tokenizer(template)
 
 
 def tiny_model(**changes: Any) -> Qwen2ForCausalLM:
@@ -26,6 +26,6 @@ def tiny_model(**changes: Any) -> Qwen2ForCausalLM:
         "initializer_range": 0.6,
         "tie_word_embeddings": False,
     }
-    model = tiny.tiny_model(**options | changes)
+    model = pretrained.tiny_model(**options | changes)
     model.generation_config.eos_token_id = None
     return model

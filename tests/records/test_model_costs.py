@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.models.answers import ModelAnswer
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import Completion, Message, ModelAnswer, Sampling
 from kernelwright.models.transcript import Transcript
 from kernelwright.records.model_costs import TRANSCRIPT, answers_on_record, model_costs
 

@@ -17,8 +17,7 @@ from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, co
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
 from kernelwright.contrastive.samples import Origin, Rollout, RolloutLog, Sample
 from kernelwright.errors import NothingUsableError
-from kernelwright.models.answers import ADVICE, CompletionFailure
-from kernelwright.models.chat import ChatModel, Sampling
+from kernelwright.models.chat import ADVICE, ChatModel, CompletionFailure, Sampling
 from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, sha256_of
 from kernelwright.records.policy import Context

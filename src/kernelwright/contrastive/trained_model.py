@@ -74,7 +74,7 @@ def _check(section: ModelSection) -> None:
         )
     if section.adapter is not None and not section.adapter.is_dir():
         raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
-    from kernelwright.models.pretrained.location import missing_path
+    from kernelwright.models.pretrained import missing_path
 
     if missing := missing_path(section.base):
         raise ConfigError(f"Wanted a model at model.base; {missing}")

@@ -22,11 +22,27 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.config import require_http_url
 from kernelwright.errors import PolicyError
-from kernelwright.models.accounting import Meter, Prices, Usage
-from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
-from kernelwright.models.chat import Completion, Message, Sampling
-from kernelwright.models.faults import Fault, fault_of, redacted, transport_errors
-from kernelwright.models.replies import ApiReply, body_in_one_piece, content_type, whole_reply
+from kernelwright.models.chat import (
+    ChatModel,
+    Completion,
+    CompletionFailure,
+    Message,
+    Meter,
+    ModelAnswer,
+    Prices,
+    Sampling,
+    Usage,
+)
+from kernelwright.models.replies import (
+    ApiReply,
+    Fault,
+    body_in_one_piece,
+    content_type,
+    fault_of,
+    redacted,
+    transport_errors,
+    whole_reply,
+)
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +95,7 @@ class ApiSettings(BaseModel):
     prices: Prices | None = None
 
 
-class ApiModel:
+class ApiModel(ChatModel):
     """A `ChatModel` over HTTP.
 
     Args:
@@ -142,12 +158,8 @@ class ApiModel:
         """Cost of all answers so far; None when the settings have no prices."""
         return self.usage.cost(self.settings.prices)
 
-    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """Implements `ChatModel.sample`."""
-        return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
-
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """Implements `Incremental.answers`.
+        """Implements `ChatModel.answers`.
 
         Raises:
             PolicyError: the endpoint refuses all work; or nothing but faults came back: the first request to run out of

@@ -14,9 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import GraphError, PolicyError
-from kernelwright.models.accounting import Meter, Usage
-from kernelwright.models.answers import CompletionFailure, ModelAnswer, gather
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, Meter, ModelAnswer, Sampling, Usage
 from kernelwright.models.pretrained import Weights, load_pretrained, prepare_tokenizer, stop_ids
 from kernelwright.models.sampler import Draw, Request, Sampled, SlotSampler, attention_of
 
@@ -46,7 +44,7 @@ class LocalSettings(BaseModel):
     """Type to compute in although the weights have another, as in a trainer with float32 weights and `bf16`."""
 
 
-class LocalModel:
+class LocalModel(ChatModel):
     """A `ChatModel` on this machine. Answers depend on the seed, the prompts and the batch size; on a CPU on nothing else.
 
     Somebody else may hold the model and be training it: weights are read as they are at each call, with a peft LoRA in
@@ -82,12 +80,8 @@ class LocalModel:
         """Tokens so far."""
         return self._meter.total
 
-    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """Implements `ChatModel.sample`."""
-        return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
-
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """Implements `Incremental.answers`. Take all of them before the model is used for anything else."""
+        """Implements `ChatModel.answers`. Take all of them before the model is used for anything else."""
         spelled = [self.prompt_ids(prompt) for prompt in prompts]
         for prompt, number, found in self.sample_ids(spelled, count=count, sampling=sampling):
             completion = self._completion(spelled[prompt], found)

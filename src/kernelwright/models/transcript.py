@@ -17,8 +17,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from kernelwright.errors import PolicyError, UsageError
-from kernelwright.models.answers import ModelAnswer, answers_of, gather
-from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, Message, ModelAnswer, Sampling
 from kernelwright.records import append_lines, encodable, sha256_of
 
 
@@ -144,7 +143,7 @@ class Transcript:
                     continue
 
 
-class Recorded:
+class Recorded(ChatModel):
     """A model whose every answer is recorded.
 
     Answers that the transcript already holds, of the same model to the same prompt with the same sampling, are given
@@ -162,16 +161,8 @@ class Recorded:
                 answer = ModelAnswer(prompt=0, number=0, completion=line.completion, reasoning=line.reasoning)
                 self._known[line.prompt, line.sampling].append(answer)
 
-    def sample(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> list[list[Completion]]:
-        """Implements `ChatModel.sample`.
-
-        Raises:
-            PolicyError: the model's own, or there is no model and the transcript does not hold enough answers.
-        """
-        return gather(self.answers(prompts, count=count, sampling=sampling), len(prompts))
-
     def answers(self, prompts: Sequence[Sequence[Message]], *, count: int, sampling: Sampling) -> Iterator[ModelAnswer]:
-        """Implements `Incremental.answers`: first those on file, then new ones, each recorded before it is handed over."""
+        """Implements `ChatModel.answers`: first those on file, then new ones, each recorded before it is handed over."""
         missing: defaultdict[int, list[int]] = defaultdict(list)
         for index, prompt in enumerate(prompts):
             known = self._known[prompt_id(prompt), sampling]
@@ -195,7 +186,7 @@ class Recorded:
         # With the same seed a model would give the answers on file once more.
         seed = int(sha256_of([sampling.seed, have])[:7], 16) if have else sampling.seed
         asked = [prompts[index] for index in indices]
-        for answer in answers_of(self.model, asked, count=lacking, sampling=replace(sampling, seed=seed)):
+        for answer in self.model.answers(asked, count=lacking, sampling=replace(sampling, seed=seed)):
             placed = replace(answer, prompt=indices[answer.prompt], number=have + answer.number)
             self.transcript.append(self.name, prompts[placed.prompt], sampling, placed)
             yield placed

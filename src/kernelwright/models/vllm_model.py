@@ -1,4 +1,4 @@
-"""Runs a model in this process under vLLM. The tests run a stand-in with its interface (0.24 to 0.26), not vLLM itself."""
+"""Runs a model in this process under vLLM: not run by us. The tests run a stand-in with its interface (0.24 to 0.26)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernelwright.errors import PolicyError
-from kernelwright.models.accounting import Meter, Usage
-from kernelwright.models.answers import CompletionFailure
-from kernelwright.models.chat import Completion, Message, Sampling
+from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, Meter, Sampling, Usage
 
 
 class VllmSettings(BaseModel):
@@ -26,11 +24,11 @@ class VllmSettings(BaseModel):
     """Arguments of `vllm.LLM`, such as `gpu_memory_utilization`, `max_model_len`, `tensor_parallel_size`."""
 
 
-class VllmModel:
+class VllmModel(ChatModel):
     """A `ChatModel` in vLLM's offline engine; raises PolicyError where vLLM cannot load the model."""
 
     def __init__(self, settings: VllmSettings) -> None:
-        from kernelwright.models.pretrained.location import missing_path
+        from kernelwright.models.pretrained import missing_path
 
         if missing := missing_path(settings.path):
             raise PolicyError(f"Wanted a model's folder; {missing}")

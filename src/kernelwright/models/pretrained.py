@@ -1,18 +1,31 @@
-"""Loads a causal language model and its tokenizer: a folder, a name on the Hugging Face hub, or a GGUF file."""
+"""Loads a causal language model and its tokenizer: a folder, a name on the Hugging Face hub, a GGUF file, or a tiny one.
+
+A mistyped path asks no hub. The tiny model has random weights and is made on the spot, to try commands and stages without a
+download: until it is trained its answers hold no candidate.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from kernelwright.errors import PolicyError
-from kernelwright.models.pretrained.location import missing_path
-from kernelwright.models.pretrained.tiny import TINY, tiny_model, tiny_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -150,3 +163,73 @@ def _no_model(weights: Weights, error: Exception) -> PolicyError:
 def _first_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else 'no reason given'}".rstrip(".") + "."
+
+
+FOLDERS = ("models", "runs")
+"""First parts of names that are folders by custom; on the hub nobody is called so."""
+_HUB_NAME = re.compile(r"(?:([\w][\w.-]*)/)?[\w][\w.-]*")
+
+
+def missing_path(name: str) -> str | None:
+    """Say what to do where `name` can only be a path and nothing is there; None for what exists and for the hub's names.
+
+    `name` and `owner/name` are names on the hub, unless the owner is a folder here or one of `FOLDERS`.
+    """
+    if not name or Path(name).exists():
+        return None
+    named = _HUB_NAME.fullmatch(name)
+    owner = named[1] if named else None
+    if named and not name.endswith(".gguf") and not (owner and (owner in FOLDERS or Path(owner).is_dir())):
+        return None
+    return (
+        f"there is nothing at {name}, and as a path it is not looked up on the hub. Check the path; docs/models.md, "
+        '"Getting a model", says where models come from.'
+    )
+
+
+TINY = "tiny-random"
+"""The name that stands for this model where others have a path."""
+TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'][:400] if message['role'] == 'user' else message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Shows only the beginning of a question, so that answering and learning take little time."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def tiny_vocabulary() -> list[str]:
+    """256 bytes as byte-level BPE spells them, then the special tokens."""
+    return [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL]
+
+
+def tiny_tokenizer(template: str | None = TEMPLATE) -> Any:
+    """A tokenizer whose tokens are single bytes."""
+    inner = Tokenizer(BPE(vocab={word: index for index, word in enumerate(tiny_vocabulary())}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(list(SPECIAL))
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=inner, eos_token=SPECIAL[0], chat_template=template)
+
+
+def tiny_model(dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A Qwen2 of two layers with 330,000 weights, the same every time; `changes` are fields of its configuration."""
+    words = tiny_vocabulary()
+    options = {
+        "vocab_size": len(words),
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+        "initializer_range": 0.05,
+        "tie_word_embeddings": True,
+        "eos_token_id": words.index(SPECIAL[2]),
+        "pad_token_id": words.index(SPECIAL[0]),
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = Qwen2ForCausalLM(Qwen2Config(**options | changes))
+    return model.to(dtype).eval()
