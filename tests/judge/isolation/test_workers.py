@@ -62,12 +62,12 @@ pytestmark = pytest.mark.usefixtures("one_fork_server")
 def judge(one_fork_server: None) -> Iterator[Judge]:
     """A judge that keeps the reference's workers on a processor too, where all of it can be tried."""
     with Judge("cpu", Settings.quick(threads=1, timed=False, thorough=False)) as made:
-        made._workers = Workers(made._fork_server, keep=3)
+        made.workers = Workers(made.fork_server, keep=3)
         yield made
 
 
 def waiting(judge: Judge) -> list[int]:
-    return [worker.pid for worker in judge.workers._waiting]
+    return [worker.pid for worker in judge.workers.waiting]
 
 
 RELU = task("torch.relu(self.linear(x))")
@@ -119,7 +119,7 @@ def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
 
 def test_a_kept_worker_has_let_go_of_its_arenas(judge):
     judge.evaluate(RELU, candidate(RELU))
-    assert all(worker.arenas == {} for worker in judge.workers._waiting)
+    assert all(worker.arenas == {} for worker in judge.workers.waiting)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_one_whose_task_left_a_trace_is_ended(judge, changes):
 
 def test_one_that_died_or_cannot_forget_is_ended(judge):
     judge.evaluate(RELU, candidate(RELU))
-    (worker,) = judge.workers._waiting
+    (worker,) = judge.workers.waiting
     os.kill(worker.pid, signal.SIGKILL)
     assert not worker.forget()
 
@@ -198,7 +198,7 @@ def test_whether_one_is_kept_is_asked_of_its_kind(judge):
 def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
-        made._workers = Workers(made._fork_server, keep=3)
+        made.workers = Workers(made.fork_server, keep=3)
         made.evaluate(RELU, candidate(RELU))
         assert len(list(tmp_path.glob("kernelwright-judge-*/*"))) > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS

@@ -99,7 +99,8 @@ class Workers:
         """Guards the fields below: the sides of a process triple start in parallel."""
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Seconds that stopped workers have taken, by role and request."""
-        self._waiting: list[Worker] = []
+        self.waiting: list[Worker] = []
+        """Trusted workers that wait for another task."""
         self._folder = JudgeFolder() if keep else None
         """Where those that are kept have their files, since the folder of an evaluation ends with it."""
 
@@ -109,9 +110,9 @@ class Workers:
             return Worker(self._fork_server, spec, settings)
         spec = replace(spec, directory=self._folder.path, build=self._folder.path / spec.build.name)
         with self._lock:
-            kept = next((worker for worker in self._waiting if worker.fits(spec, settings)), None)
+            kept = next((worker for worker in self.waiting if worker.fits(spec, settings)), None)
             if kept is not None:
-                self._waiting.remove(kept)
+                self.waiting.remove(kept)
         if kept is not None:
             try:
                 kept.adopt(spec)
@@ -125,7 +126,7 @@ class Workers:
         start_s = time.perf_counter()
         spent_s = {op: us / 1e6 for op, us in worker.spent_us.items()}
         with self._lock:
-            alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self._waiting)
+            alike = sum(other.spec.kept_as == worker.spec.kept_as for other in self.waiting)
         kind = worker.spec.kept_as
         kept = kind is not None and alike < self._keep and worker.forget() and self._has_room(kind)
         if not kept:
@@ -133,14 +134,14 @@ class Workers:
         spent_s["end"] = time.perf_counter() - start_s
         with self._lock:
             if kept:
-                self._waiting.append(worker)
+                self.waiting.append(worker)
             for op, seconds in spent_s.items():
                 self.spent_s[f"{worker.spec.role} {op}"] += seconds
 
     def release_idle(self) -> None:
         """End those that wait."""
-        while self._waiting:
-            self._waiting.pop().discard()
+        while self.waiting:
+            self.waiting.pop().discard()
 
     def close(self) -> None:
         """End those that wait, for good."""
