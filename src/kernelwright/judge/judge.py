@@ -32,7 +32,7 @@ from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.clocks import CacheFlush
-from kernelwright.judge.timing.pairs import time_candidate
+from kernelwright.judge.timing.pairs import PairedTiming
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
@@ -313,7 +313,7 @@ class Judge:
         self._progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-        score, processes = time_candidate(trial, check, self.flush, self._progress, checked)
+        score, processes = PairedTiming(trial, check, self.flush, self._progress).run(checked)
         checks["device_after"] = device_state(self.device)
         checks["clocks"] = {"processes": processes}
         return score

@@ -22,6 +22,7 @@ from kernelwright.judge.isolation.process import CallClocks, WorkerError
 from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.clocks import CacheFlush, last_level_cache_bytes
+from kernelwright.judge.timing.pairs import PairedTiming
 from kernelwright.judge.timing.triple import PAIRED_BASELINE, SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
@@ -33,6 +34,7 @@ CPU = torch.device("cpu")
 
 
 UNSETTLED = SimpleNamespace(settles=lambda *given: False)
+UNCHECKED = SimpleNamespace(tolerances={})
 
 
 class FakeGate:
@@ -120,7 +122,7 @@ def test_a_side_that_does_not_start_closes_the_others(error):
         return SimpleNamespace(close=lambda: closed.append(role))
 
     with pytest.raises(type(error)) as caught:
-        timing._start(SimpleNamespace(start=start, facts=FakeTrial()))
+        timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial()))
     assert caught.value is error
     assert closed == ["reference", "reference"]
 
@@ -139,7 +141,9 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         gate=lambda shared=False: gate(),
         findings=CheckFindings(Demands()),
         facts=FakeTrial(),
+        settings=Settings.quick(),
     )
+    timed = PairedTiming(trial, UNCHECKED, None)
 
     class Run:
         def __init__(self, trial, check, sides, flush):
@@ -153,15 +157,15 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
 
     monkeypatch.setattr(timing, "ProcessTriple", Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
-    assert timing._time_process(trial, None, None, None, 0, given, False) == "found"
+    assert timed.triple(0, given, against_truth=False) == "found"
     assert (started, closed) == (["reference"], ["fresh"])
     assert {name: used[0][name] for name in given} == given
     assert set(used[0]) == set(SIDES)
-    timing._time_process(trial, None, None, None, 1, {}, False)
+    timed.triple(1, {}, against_truth=False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
     trial.has_paired_baseline = True
-    timing._time_process(trial, None, None, None, 1, {}, False)
+    timed.triple(1, {}, against_truth=False)
     assert sorted(started[4:]) == ["candidate", "reference", "reference", "rival"]
     assert closed == ["fresh"] * 8
 
@@ -212,23 +216,16 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 
         monkeypatch.setattr(timing, "ProcessTriple", Run)
         given = dict.fromkeys(SIDES, SimpleNamespace(close=lambda: None))
-        odd = SimpleNamespace(deal=lambda block: [])
-        timing._time_process(
-            SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=CheckFindings(Demands())),
-            None,
-            None,
-            odd,
-            0,
-            given,
-            False,
-        )
+        findings, settings = CheckFindings(Demands()), Settings.quick()
+        trial = SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=findings, settings=settings)
+        PairedTiming(trial, UNCHECKED, None).triple(0, given, against_truth=False)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
     monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())
-    monkeypatch.setattr(timing, "_start", lambda trial, names: {})
-    assert blocks_for_each_entry(timing._ALONE_S / 3.5, 10) == [4, 4, 2]
-    assert blocks_for_each_entry(timing._ALONE_S * 3, 3) == [1, 1, 1]
+    monkeypatch.setattr(timing, "start_sides", lambda trial, names: {})
+    assert blocks_for_each_entry(timing.ALONE_S / 3.5, 10) == [4, 4, 2]
+    assert blocks_for_each_entry(timing.ALONE_S * 3, 3) == [1, 1, 1]
 
 
 class OddSide:
@@ -292,7 +289,7 @@ def test_a_paired_baseline_is_asked_no_odd_inputs_for_which_it_would_compile_ane
 
 
 @pytest.mark.parametrize(("first_call_s", "asked"), [(0.5, 1), (9.0, 2)])
-def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(monkeypatch, first_call_s, asked):
+def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(first_call_s, asked):
     """Alone it has five seconds for a call, and torch.compile takes longer for another layout of a large network."""
     run, trial, sides = odd_run()
     trial.has_paired_baseline = False
@@ -564,24 +561,23 @@ def test_ratios_are_paired_by_input_and_grouped_by_process():
 
 
 @pytest.mark.parametrize(("noise", "processes", "miss_probability"), [(0.0, 2, 0.0125), (1.0, 4, 0.025)])
-def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, processes, miss_probability):
+def test_processes_are_added_until_the_interval_is_narrow(noise, processes, miss_probability):
     seen = []
 
-    def one(trial, check, flush, odd, process, given, against_truth):
+    def one(process, against_truth):
         seen.append(process)
         latencies = (100.0, 100.0 * (1 + noise * process))
         block = TimingBlock(process=process, reference_us=latencies, candidate_us=(50.0, 50.0), null_us=latencies)
         return triple_of(block)
 
-    monkeypatch.setattr(timing, "_time_process", one)
     trial = FakeTrial()
     trial.settings = Settings(processes_min=2, processes_max=4, target_half_width=0.05)
     told = []
-    found = timing.time_candidate(trial, trial.check, None, told.append)
+    found = Timed(trial, one, told.append).run()
     score, summaries = found
     assert seen == list(range(processes))
     assert told == [f"timing: {done + 1} of at most 4 process triples" for done in seen]
-    assert timing.time_candidate(trial, trial.check, None) == found
+    assert Timed(trial, one).run() == found
     assert score.candidate_us == 50.0
     assert summaries == [{"process": process} for process in range(processes)]
     assert score.speedup.low <= score.speedup.estimate
@@ -589,6 +585,17 @@ def test_processes_are_added_until_the_interval_is_narrow(monkeypatch, noise, pr
     if noise == 0:
         assert score.speedup.estimate == pytest.approx(2.0)
         assert score.noise_floor == 0.0
+
+
+class Timed(PairedTiming):
+    """Times nothing: what a process triple gives is made."""
+
+    def __init__(self, trial, made, progress=None):
+        super().__init__(trial, trial.check, None, progress)
+        self.made = made
+
+    def triple(self, process, given, against_truth):
+        return self.made(process, against_truth)
 
 
 def triple_of(block, hidden_us=0.0):
@@ -611,7 +618,7 @@ def triple_of(block, hidden_us=0.0):
 def one_process(speedup=2.0, hidden_us=lambda process: 0.0, noise=0.0):
     """Stands in for a process triple whose outer clock sees so much more of the candidate's calls."""
 
-    def one(trial, check, flush, odd, process, given, against_truth):
+    def one(process, against_truth):
         latency_us = 100.0 / speedup * (1 + noise * process)
         block = TimingBlock(
             process=process, reference_us=(100.0, 100.0), candidate_us=(latency_us,) * 2, null_us=(100.0, 100.0)
@@ -621,60 +628,52 @@ def one_process(speedup=2.0, hidden_us=lambda process: 0.0, noise=0.0):
     return one
 
 
-def test_one_process_triple_of_the_first_is_held_to_the_truth_and_which_is_drawn(monkeypatch):
+def test_one_process_triple_of_the_first_is_held_to_the_truth_and_which_is_drawn():
     made, held = one_process(noise=0.01), []
 
-    def notes(trial, check, flush, odd, process, given, against_truth):
+    def notes(process, against_truth):
         if against_truth:
             held.append(process)
-        return made(trial, check, flush, odd, process, given, against_truth)
+        return made(process, against_truth)
 
-    monkeypatch.setattr(timing, "_time_process", notes)
     trial = FakeTrial()
     trial.settings = Settings(processes_min=3, processes_max=6, target_half_width=1e-6)
     for times in range(1, 60):
-        timing.time_candidate(trial, trial.check, None)
+        Timed(trial, notes).run()
         assert len(held) == times
         if set(held) == {0, 1, 2}:
             break
     assert set(held) == {0, 1, 2}
 
 
-def test_a_process_that_was_disturbed_gets_a_second_chance(monkeypatch):
+def test_a_process_that_was_disturbed_gets_a_second_chance():
     trial = FakeTrial()
     trial.settings = Settings(processes_min=1, processes_max=1)
-    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0 * (process == 0)))
-    assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == 2
-    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
+    assert len(Timed(trial, one_process(hidden_us=lambda process: 5000.0 * (process == 0))).run()[0].blocks) == 2
     with pytest.raises(RejectionError) as caught:
-        timing.time_candidate(trial, trial.check, None)
+        Timed(trial, one_process(hidden_us=lambda process: 5000.0)).run()
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
-def test_copying_an_output_out_of_other_strides_is_no_lie(monkeypatch):
+def test_copying_an_output_out_of_other_strides_is_no_lie():
     trial = FakeTrial()
     trial.settings = Settings(processes_min=1, processes_max=1)
     trial.findings.labels = {Label.STRIDES_DIFFER}
-    monkeypatch.setattr(timing, "_time_process", one_process(hidden_us=lambda process: 5000.0))
-    assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == 1
+    assert len(Timed(trial, one_process(hidden_us=lambda process: 5000.0)).run()[0].blocks) == 1
 
 
-def test_what_is_certainly_slower_is_not_measured_to_a_per_cent(monkeypatch):
+def test_what_is_certainly_slower_is_not_measured_to_a_per_cent():
     trial = FakeTrial()
     trial.settings = Settings(processes_min=2, processes_max=9, target_half_width=1e-9)
     for speedup, processes in ((0.5, 3), (2.0, 9)):
-        monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
-        assert len(timing.time_candidate(trial, trial.check, None)[0].blocks) == processes
+        assert len(Timed(trial, one_process(speedup, noise=0.01)).run()[0].blocks) == processes
 
 
 @pytest.mark.parametrize(("until_certain", "speedup", "processes"), [(True, 2.0, 3), (False, 2.0, 9), (True, 1.001, 9)])
-def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
-    monkeypatch, until_certain, speedup, processes
-):
+def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(until_certain, speedup, processes):
     trial = FakeTrial()
     trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9, until_certain=until_certain)
-    monkeypatch.setattr(timing, "_time_process", one_process(speedup, noise=0.01))
-    found, _ = timing.time_candidate(trial, trial.check, None)
+    found, _ = Timed(trial, one_process(speedup, noise=0.01)).run()
     assert len(found.blocks) == processes
     # It has looked once, and what it has seen may miss with no more than that look's share.
     assert found.scoring.miss_probability < MISS_PROBABILITY / 2 + 1e-9
@@ -682,7 +681,7 @@ def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
 
 @pytest.mark.parametrize(("rival_us", "processes"), [(90.0, 3), (30.0, 3), (50.5, 9)])
 def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_paired_baseline_a_candidate_is(
-    monkeypatch, rival_us, processes
+    rival_us, processes
 ):
     made = one_process(2.0, noise=0.01)
 
@@ -693,46 +692,42 @@ def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_pair
 
     trial = FakeTrial()
     trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9, until_certain=True)
-    monkeypatch.setattr(timing, "_time_process", with_rival)
-    found, _ = timing.time_candidate(trial, trial.check, None)
+    found, _ = Timed(trial, with_rival).run()
     assert len(found.blocks) == processes
 
 
 @pytest.mark.parametrize("measured", [1, 2, 4])
-def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(monkeypatch, measured):
-    trial, made = FakeTrial(), one_process(0.2, noise=0.01)
+def test_one_whose_budget_is_spent_is_settled_by_what_was_measured(measured):
+    trial, made = FakeTrial(), one_process(2.0, noise=0.01)
     trial.settings = Settings(processes_min=3, processes_max=9, target_half_width=1e-9)
 
-    def spends(trial, check, flush, odd, process, given, against_truth):
+    def spends(process, against_truth):
         if process == measured:
             raise WorkerError(Reason.TIMEOUT, "spent")
-        return made(trial, check, flush, odd, process, given, against_truth)
+        return made(process, against_truth)
 
-    monkeypatch.setattr(timing, "_PROCESSES_TO_BE_SURE", 100)
-    monkeypatch.setattr(timing, "_time_process", spends)
     if measured == 1:
         with pytest.raises(WorkerError):
-            timing.time_candidate(trial, trial.check, None)
+            Timed(trial, spends).run()
         return
-    found, _ = timing.time_candidate(trial, trial.check, None)
+    found, _ = Timed(trial, spends).run()
     assert len(found.blocks) == measured
     assert trial.findings.checks["settled"] == f"after {measured} process triples: spent"
 
 
-def test_long_calls_get_no_more_processes_than_they_must(monkeypatch):
+def test_long_calls_get_no_more_processes_than_they_must():
     trial = FakeTrial()
     trial.gate.held_s = 100.0  # of checks before
     trial.settings = Settings(processes_min=2, processes_max=6, target_half_width=1e-9)
     made = one_process(noise=0.01)
 
-    def lasts(trial, check, flush, odd, process, given, against_truth, alone_s):
+    def lasts(process, against_truth, alone_s):
         trial.gate.held_s += alone_s
-        return made(trial, check, flush, odd, process, given, against_truth)
+        return made(process, against_truth)
 
     # Of the error probability, each look that could stop the run by its interval has spent a quarter of a half.
     for alone_s, processes, miss in ((9.0, 2, 0.05), (3.0, 4, 0.0375), (2.5, 4, 0.0375), (1.0, 6, 0.025)):
-        monkeypatch.setattr(timing, "_time_process", functools.partial(lasts, alone_s=alone_s))
-        found, _ = timing.time_candidate(trial, trial.check, None)
+        found, _ = Timed(trial, functools.partial(lasts, alone_s=alone_s)).run()
         assert (len(found.blocks), found.scoring.miss_probability) == (processes, pytest.approx(miss))
 
 

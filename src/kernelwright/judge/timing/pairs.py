@@ -36,7 +36,7 @@ from kernelwright.tasks.input_sets import InputSet
 
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
-_ALONE_S = 0.4
+ALONE_S = 0.4
 """For so long blocks go on once the device is theirs. To get it is to have others stop their workers, and to wait for what
 their judges do themselves. When it was to wait until all others were out, a wait for each tenth of a second took 12 of 33 s
 beside three other judges (results/2026-11-22-judge-throughput-2-h200). Our choice."""
@@ -48,59 +48,54 @@ _FURTHER_SHARE = 0.25
 _PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
 
 
-def time_candidate(
-    trial: Trial,
-    check: CheckResult,
-    flush: CacheFlush,
-    progress: Callable[[str], None] | None = None,
-    checked: Mapping[str, Side] | None = None,
-) -> tuple[Score, list[dict[str, float]]]:
-    """Measure until the interval is narrow or tells enough, or processes or time run out.
+class PairedTiming:
+    """Process triples of one candidate, until the interval is narrow or tells enough, or processes or time run out."""
 
-    Returns the score, and a summary of the clocks of each process triple, microseconds.
+    def __init__(
+        self, trial: Trial, check: CheckResult, flush: CacheFlush, progress: Callable[[str], None] | None = None
+    ) -> None:
+        self._trial = trial
+        self._check = check
+        self._flush = flush
+        self._progress = progress
+        self._odd = OddInputs([*check.tolerances], trial.settings)
 
-    Args:
-        trial: The candidate and its task.
-        check: Result of its check.
-        flush: Empties the device's caches.
-        progress: Log of what is done after each process triple.
-        checked: Sides by name that the first triple is to use instead of starting its own; they stay open.
+    def run(self, checked: Mapping[str, Side] | None = None) -> tuple[Score, list[dict[str, float]]]:
+        """Measure; returns the score, and a summary of the clocks of each process triple, microseconds.
 
-    Raises:
-        RejectionError, WorkerError: the candidate misbehaved while timed.
-    """
-    settings = trial.settings
-    triples: list[TripleClocks] = []
-    left, early = MISS_PROBABILITY, early_miss_probability(settings.processes_min, settings.processes_max)
-    odd = OddInputs([*check.tolerances], settings)
-    # A truth in float64 can take longer than all timed calls: one process triple has it, which nobody knows before.
-    truth_at = random.randrange(settings.processes_min)
-    before_s = trial.gate.held_s
-    while True:
-        given = {} if triples or checked is None else checked
-        spent = False
-        try:
-            triples.append(_time_process(trial, check, flush, odd, len(triples), given, len(triples) == truth_at))
-        except WorkerError as failure:
-            spent = failure.reason is Reason.TIMEOUT
-            if not spent or len(triples) < _PROCESSES_TO_SETTLE:
-                raise
-            trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
-        process = len(triples)
-        if progress is not None:
-            progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
-        if process < settings.processes_min and not spent:
-            continue
-        # What ends here whatever was seen may miss with all of the probability that is left.
-        last = spent or process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
-        scoring = Scoring(miss_probability=left if last else early)
-        left = left if last else left - early
-        found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
-        # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
-        slower = found.speedup.high < 1 and process >= _PROCESSES_TO_BE_SURE
-        faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
-        faster = faster and (found.vs_rival is None or found.vs_rival.is_decided)
-        if last or found.speedup.half_width < settings.target_half_width or slower or faster:
+        `checked` are sides by name that the first triple uses and that stay open.
+
+        Raises:
+            RejectionError, WorkerError: the candidate misbehaved while timed.
+        """
+        trial, settings = self._trial, self._trial.settings
+        triples: list[TripleClocks] = []
+        left, early = MISS_PROBABILITY, early_miss_probability(settings.processes_min, settings.processes_max)
+        # A truth in float64 can take longer than all timed calls: one process triple has it, which nobody knows before.
+        truth_at = random.randrange(settings.processes_min)
+        before_s = trial.gate.held_s
+        while True:
+            given = {} if triples or checked is None else checked
+            spent = False
+            try:
+                triples.append(self.triple(len(triples), given, against_truth=len(triples) == truth_at))
+            except WorkerError as failure:
+                spent = failure.reason is Reason.TIMEOUT
+                if not spent or len(triples) < _PROCESSES_TO_SETTLE:
+                    raise
+                trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
+            process = len(triples)
+            if self._progress is not None:
+                self._progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
+            if process < settings.processes_min and not spent:
+                continue
+            # What ends here whatever was seen may miss with all of the probability that is left.
+            last = spent or process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
+            scoring = Scoring(miss_probability=left if last else early)
+            left = left if last else left - early
+            found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
+            if not (last or tells_enough(found, settings, process)):
+                continue
             try:
                 # Where other strides are allowed, the copy out of them takes longer. It is charged like all such time: the
                 # candidate's user pays for it. But it is no lie.
@@ -111,8 +106,53 @@ def time_candidate(
                 if spent or process >= settings.processes_max + _SECOND_CHANCES:
                     raise
                 continue
-            break
-    return found, [one.summary for one in triples]
+            return found, [one.summary for one in triples]
+
+    def triple(self, process: int, given: Mapping[str, Side], against_truth: bool) -> TripleClocks:
+        """Start a process triple, but for sides that are given, and time it."""
+        trial = self._trial
+        phase = functools.partial(counted, trial.findings.phases_s)
+        with phase("starts"):
+            names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
+            sides = {**start_sides(trial, [name for name in names if name not in given]), **given}
+        try:
+            run = ProcessTriple(trial, self._check, sides, self._flush)
+            with phase("first calls"), trial.gate(shared=True):
+                run.bring_in_step(given.values())
+                run.first_calls()
+            with on_core(trial.core, (side.worker for side in sides.values())):
+                with trial.gate(), phase("warm-up"):
+                    run.warm_up()
+                while run.wants_more():
+                    with trial.gate():
+                        ends_s = time.perf_counter() + ALONE_S
+                        while run.wants_more() and time.perf_counter() < ends_s:
+                            with phase("blocks"):
+                                run.block()
+                            with phase("odd inputs"):
+                                run.odd_inputs(self._odd.deal(run.blocks - 1))
+                with trial.gate(), phase("series"):
+                    run.audit()
+                    run.verify_held()
+                    run.verify_buffers()
+                found = run.finish(process)
+            sides.pop("null").close()  # it has nothing to show any more, and memory that others want
+            with phase("process"), trial.gate(shared=True):  # measures nothing
+                run.verify_process(against_truth)
+            return found
+        finally:
+            for name, side in sides.items():
+                if name not in given:
+                    side.close()
+
+
+def tells_enough(found: Score, settings: Settings, processes: int) -> bool:
+    """True where further process triples are not worth their time."""
+    # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
+    slower = found.speedup.high < 1 and processes >= _PROCESSES_TO_BE_SURE
+    faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
+    decided = found.vs_rival is None or found.vs_rival.is_decided
+    return found.speedup.half_width < settings.target_half_width or slower or (faster and decided)
 
 
 class OddInputs:
@@ -138,51 +178,7 @@ class OddInputs:
         return dealt
 
 
-def _time_process(
-    trial: Trial,
-    check: CheckResult,
-    flush: CacheFlush,
-    odd: OddInputs,
-    process: int,
-    given: Mapping[str, Side],
-    against_truth: bool,
-) -> TripleClocks:
-    phase = functools.partial(counted, trial.findings.phases_s)
-    with phase("starts"):
-        names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
-        sides = {**_start(trial, [name for name in names if name not in given]), **given}
-    try:
-        run = ProcessTriple(trial, check, sides, flush)
-        with phase("first calls"), trial.gate(shared=True):
-            run.bring_in_step(given.values())
-            run.first_calls()
-        with on_core(trial.core, (side.worker for side in sides.values())):
-            with trial.gate(), phase("warm-up"):
-                run.warm_up()
-            while run.wants_more():
-                with trial.gate():
-                    ends_s = time.perf_counter() + _ALONE_S
-                    while run.wants_more() and time.perf_counter() < ends_s:
-                        with phase("blocks"):
-                            run.block()
-                        with phase("odd inputs"):
-                            run.odd_inputs(odd.deal(run.blocks - 1))
-            with trial.gate(), phase("series"):
-                run.audit()
-                run.verify_held()
-                run.verify_buffers()
-            found = run.finish(process)
-        sides.pop("null").close()  # it has nothing to show any more, and memory that others want
-        with phase("process"), trial.gate(shared=True):  # measures nothing
-            run.verify_process(against_truth)
-        return found
-    finally:
-        for name, side in sides.items():
-            if name not in given:
-                side.close()
-
-
-def _start(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
+def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
     """Sides, started beside one another: most of a start is waiting for imports and for the driver."""
     sides: dict[str, Side] = {}
     failure: BaseException | None = None

@@ -134,7 +134,7 @@ def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], fl
     """Time all of them together; returns latencies or a failure by their hashes.
 
     `settings.blocks` is the least number of rounds, two inputs each; short ones go on for `settings.triple_s` for every
-    three sides, as in `time_candidate`. The trial's candidate is not used.
+    three sides, as in `PairedTiming`. The trial's candidate is not used.
 
     Raises:
         TaskError: the reference failed.
