@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import operator
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,8 +21,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
 
+TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("operators.toml").read_text(encoding="utf-8"))
+"""Tables of operators by their names in ATen."""
 Operator = Any
 """An ATen overload (`aten.relu.default`), an overload packet (`aten.relu`) or a helper function."""
+
+
+def named(names: Iterable[str]) -> tuple[Operator, ...]:
+    """The overload packets of ATen with these names."""
+    return tuple(getattr(aten, name) for name in names)
 
 
 def value(node: fx.Node) -> torch.Tensor:

@@ -14,119 +14,26 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from kernelwright.rewrites.graph import argument, arguments, aten, is_call, is_tensor, packet_of, shape, without_steps
-
-INFIX = {
-    aten.add: "+",
-    aten.sub: "-",
-    aten.mul: "*",
-    aten.div: "/",
-    aten.matmul: "@",
-    aten.mm: "@",
-    aten.bmm: "@",
-}
-
-METHODS = frozenset(
-    {
-        "view",
-        "reshape",
-        "expand",
-        "permute",
-        "transpose",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "contiguous",
-        "t",
-        "select",
-        "unbind",
-        "chunk",
-        "split",
-        "narrow",
-        "masked_fill",
-        "to",
-        "repeat",
-        "clone",
-        "sum",
-        "mean",
-        "amax",
-        "amin",
-        "neg",
-        "unflatten",
-        "unfold",
-        "view_as",
-        "expand_as",
-        "type_as",
-        "movedim",
-        "diagonal",
-        "fill",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "new_empty_strided",
-    }
+from kernelwright.rewrites.graph import (
+    TABLES,
+    argument,
+    arguments,
+    aten,
+    is_call,
+    is_tensor,
+    packet_of,
+    shape,
+    without_steps,
 )
-"""Written as `x.name(...)`: the method takes the operator's arguments in the operator's order."""
 
-FUNCTIONAL = frozenset(
-    {
-        "linear",
-        "silu",
-        "mish",
-        "gelu",
-        "softplus",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "leaky_relu",
-        "logsigmoid",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "adaptive_avg_pool1d",
-        "adaptive_avg_pool2d",
-        "adaptive_avg_pool3d",
-        "pad",
-        "one_hot",
-        "elu",
-        "selu",
-        "celu",
-        "relu6",
-        "softsign",
-        "pixel_shuffle",
-        "glu",
-    }
-)
-"""Written as `F.name(...)` when every given argument has the same name there."""
+_TABLES = TABLES["printing"]
+INFIX: dict[Any, str] = {getattr(aten, name): sign for name, sign in _TABLES["infix"].items()}
 
-ORDERED: dict[Any, tuple[str, tuple[str, ...]]] = {
-    aten.batch_norm: (
-        "F.batch_norm",
-        ("input", "running_mean", "running_var", "weight", "bias", "training=", "momentum=", "eps="),
-    ),
-    aten.layer_norm: ("F.layer_norm", ("input", "normalized_shape", "weight", "bias", "eps=")),
-    aten.group_norm: ("F.group_norm", ("input", "num_groups", "weight", "bias", "eps=")),
-    aten.instance_norm: (
-        "F.instance_norm",
-        (
-            "input",
-            "running_mean",
-            "running_var",
-            "weight",
-            "bias",
-            "use_input_stats=use_input_stats",
-            "momentum=",
-            "eps=",
-        ),
-    ),
-    aten.dropout: ("F.dropout", ("input", "p=", "training=train")),
-    aten.rms_norm: ("F.rms_norm", ("input", "normalized_shape", "weight", "eps=")),
-    aten.scaled_dot_product_attention: (
-        "F.scaled_dot_product_attention",
-        ("query", "key", "value", "attn_mask=", "dropout_p=", "is_causal=", "scale=", "enable_gqa="),
-    ),
-}
-"""Operators whose Python function has another order of arguments, or decides by itself about cuDNN."""
+METHODS: frozenset[str] = frozenset(_TABLES["methods"])
+
+FUNCTIONAL: frozenset[str] = frozenset(_TABLES["functional"])
+
+ORDERED: dict[Any, list[str]] = {getattr(aten, name): order for name, order in _TABLES["ordered"].items()}
 
 
 def literal(item: Any) -> str:
@@ -177,7 +84,7 @@ class OpPrinter:
         if is_call(node, aten.slice) and is_tensor(node.args[0]):
             return self._slice(node)
         if packet in ORDERED:
-            return self._ordered(*ORDERED[packet], node)
+            return self._ordered(ORDERED[packet], node)
         if is_call(node, aten.add_) and is_tensor(node.args[0]):
             return f"{self.text(node.args[0])}.add_({self._rest(node, 1)})"
         name = target._schema.name.split("::")[1]
@@ -221,9 +128,10 @@ class OpPrinter:
         parts += [f"{key}={self.text(item)}" for key, item in node.kwargs.items()]
         return ", ".join(parts)
 
-    def _ordered(self, name: str, order: tuple[str, ...], node: fx.Node) -> str:
+    def _ordered(self, function: list[str], node: fx.Node) -> str:
         given = arguments(node)
         parts = []
+        name, *order = function
         for entry in order:
             keyword, equals, source = entry.partition("=")
             item = given.get(source or keyword)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from kernelwright.rewrites.graph import (
+    TABLES,
     Editor,
     argument,
     aten,
@@ -18,6 +19,7 @@ from kernelwright.rewrites.graph import (
     is_call,
     is_float,
     is_tensor,
+    named,
     numel,
     operand_nodes,
     padded_shape,
@@ -302,30 +304,7 @@ def _sum(editor: Editor, at: fx.Node, one: fx.Node, two: fx.Node) -> fx.Node | N
     return biases[0] if len(biases) == 1 else editor.call(at, aten.add.Tensor, *biases)
 
 
-CONSTANT_OPERATORS = (
-    aten.ones,
-    aten.full,
-    aten.arange,
-    aten.zeros,
-    aten.tril,
-    aten.triu,
-    aten.eq,
-    aten.ne,
-    aten.lt,
-    aten.le,
-    aten.gt,
-    aten.ge,
-    aten.unsqueeze,
-    aten.view,
-    aten.to,
-    aten._to_copy,
-    aten.logical_not,
-    aten.bitwise_not,
-    aten.slice,
-    aten.masked_fill,
-    aten.expand,
-    aten.reshape,
-)
+MASK_OPERATORS = named(TABLES["facts"]["make_masks"])
 
 
 LEAST_WIDE_HEAD = 512
@@ -513,7 +492,7 @@ def _fits(query: fx.Node, transposed: fx.Node, values: fx.Node) -> bool:
 
 def _evaluate(node: fx.Node) -> torch.Tensor | None:
     """The value of a mask made from constants alone; None when it depends on anything else."""
-    if node.op != "call_function" or not is_call(node, *CONSTANT_OPERATORS) or value(node).numel() > 1 << 24:
+    if node.op != "call_function" or not is_call(node, *MASK_OPERATORS) or value(node).numel() > 1 << 24:
         return None
     arguments = []
     for item in node.args:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from kernelwright.rewrites.graph import (
+    TABLES,
     Editor,
     Operator,
     argument,
@@ -17,6 +18,7 @@ from kernelwright.rewrites.graph import (
     is_call,
     is_float,
     is_tensor,
+    named,
     numbers,
     numel,
     operand_nodes,
@@ -227,21 +229,7 @@ def is_pointwise(convolution: fx.Node) -> bool:
 
 
 MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
-ALWAYS_INCREASING = (
-    aten.relu,
-    aten.sigmoid,
-    aten.tanh,
-    aten.hardtanh,
-    aten.relu6,
-    aten.exp,
-    aten.selu,
-    aten.hardsigmoid,
-    aten.softplus,
-    aten.log_sigmoid,
-    aten.clamp,
-    aten.clamp_min,
-    aten.clamp_max,
-)
+ALWAYS_INCREASING = named(TABLES["facts"]["increasing"])
 
 
 def _is_increasing(node: fx.Node) -> bool:
@@ -417,38 +405,10 @@ def _join(editor: Editor, node: fx.Node, source: fx.Node, low: float, high: floa
     return place_affine(editor, node, result, line.scale, line.shift) if line else result
 
 
-RANGES = {
-    aten.sigmoid: (0.0, 1.0),
-    aten.hardsigmoid: (0.0, 1.0),
-    aten.tanh: (-1.0, 1.0),
-    aten.softmax: (0.0, 1.0),
-    aten._softmax: (0.0, 1.0),
-    aten.softplus: (0.0, math.inf),
-    aten.exp: (0.0, math.inf),
-    aten.abs: (0.0, math.inf),
-    aten.sqrt: (0.0, math.inf),
-    aten.square: (0.0, math.inf),
-    aten.sin: (-1.0, 1.0),
-    aten.cos: (-1.0, 1.0),
-    aten.erf: (-1.0, 1.0),
+RANGES: dict[Operator, tuple[float, float]] = {
+    getattr(aten, name): (least, most) for name, (least, most) in TABLES["facts"]["ranges"].items()
 }
-KEEPS_RANGE = (
-    *MAX_POOLS,
-    aten.amax,
-    aten.amin,
-    aten.mean,
-    aten.view,
-    aten.reshape,
-    aten.transpose,
-    aten.permute,
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.flatten,
-    aten.slice,
-    aten.select,
-    aten.contiguous,
-    aten.clone,
-)
+KEEPS_RANGE = named(TABLES["facts"]["keep_range"])
 
 
 def value_range(node: fx.Node, depth: int = 6) -> tuple[float, float]:

@@ -7,35 +7,23 @@ from typing import Any
 
 from torch import fx
 
-from kernelwright.rewrites.graph import Editor, argument, aten, dtype, is_call, is_tensor, numel, overload, read_once, shape
+from kernelwright.rewrites.graph import (
+    TABLES,
+    Editor,
+    argument,
+    aten,
+    dtype,
+    is_call,
+    is_tensor,
+    named,
+    numel,
+    overload,
+    read_once,
+    shape,
+)
 from kernelwright.rewrites.rules.base import each
 
-UNARY = (
-    aten.relu,
-    aten.gelu,
-    aten.silu,
-    aten.mish,
-    aten.tanh,
-    aten.sigmoid,
-    aten.leaky_relu,
-    aten.elu,
-    aten.selu,
-    aten.exp,
-    aten.log,
-    aten.sqrt,
-    aten.abs,
-    aten.neg,
-    aten.softplus,
-    aten.hardswish,
-    aten.hardsigmoid,
-    aten.hardtanh,
-    aten.clamp,
-    aten.sin,
-    aten.cos,
-    aten.square,
-    aten.relu6,
-    aten.erf,
-)
+POINTWISE = named(TABLES["facts"]["pointwise"])
 
 
 @each(aten.select, aten.slice)
@@ -63,7 +51,7 @@ def _row_by_row(node: fx.Node, dim: int) -> list[int]:
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not is_tensor(source) or shape(source)[:1] != shape(node)[:1]:
         return []
-    if is_call(node, *UNARY):
+    if is_call(node, *POINTWISE):
         return [0] if len(node.all_input_nodes) == 1 else []
     if is_call(node, aten.add, aten.sub, aten.mul, aten.div) and len(node.args) == 2:
         places = [place for place, item in enumerate(node.args) if is_tensor(item)]
