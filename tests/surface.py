@@ -53,6 +53,9 @@ FILES = {
     "broken.py": "class ModelNew(:\n",
     "own/diag_matmul.py": NEW.replace("torch.diag(a) @ b", "a[:, None] * b"),
     "loose.toml": "processes_minimum = 3\n",
+    "broken.toml": "= 3\n",
+    "range.toml": "blocks = 1\n",
+    "empty.jsonl": "",
 }
 
 
@@ -131,6 +134,53 @@ INVOCATIONS = (
 )
 VARIES = {"checks", "timing_blocks", "spent_s"}
 """Keys below which a record holds what depends on the machine and the time."""
+REFUSED = tuple(
+    Invocation(line.strip())
+    for line in """
+        evalute
+        zzzz
+        --nonsense
+        evaluate
+        evaluate task.py
+        evaluate task.py good.py more.py
+        evaluate task.py good.py --processes 0
+        evaluate task.py good.py --processes four
+        evaluate task.py good.py --timeout 0
+        evaluate task.py good.py --timeout ten
+        evaluate task.py good.py --timeout
+        evaluate task.py good.py --check-only --timeout 1e300 --device cpu
+        evaluate task.py good.py --contract kernelbnch
+        evaluate task.py good.py --jsn
+        evaluate task.py good.py --budget 3
+        evaluate task.py good.py --forbid wraper-only
+        evaluate task.py good.py --settings absent.toml
+        evaluate task.py good.py --settings broken.toml
+        evaluate task.py good.py --settings range.toml
+        evaluate task.py good.py --settings range.toml --check-only
+        evaluate task.py good.py --device cpu --out task.py
+        evaluate diag_matmull good.py --device cpu
+        optimize task.py --budget 4.5
+        optimize task.py --budget 0
+        optimize task.py --exemplars 99
+        optimize task.py --device cpu --policy nonsense --out none
+        optimize task.py --sass-agent ppo
+        train
+        train sfft
+        bench nonsense --device cpu --out none
+        bench builtin --levels , --device cpu --out none
+        bench builtin --levels 9 --device cpu --out none
+        bench builtin --baselines compil --limit 1 --device cpu --out none
+        bench kernelbench --device cpu --out none
+        bench kernelbench --path nowhere --device cpu --out none
+        bench cuda-l1 --path empty.jsonl --device cpu --out none
+        bench builtin --limit 0 --out none
+        bench builtin --slice 0/5
+        bench builtin --slice 1/٥
+        bench builtin --slice 5
+        bench builtin --only diag_matmul --slice 2/2 --device cpu --out none
+    """.strip().splitlines()
+)
+"""Command lines that are refused with one line, and leave nothing."""
 PUBLISHED = "2026-11-27-strict-convolutions-h200"
 
 
@@ -218,8 +268,9 @@ def answers() -> dict[str, Any]:
         os.chdir(folder)
         try:
             _fill(Path(folder))
-            for invocation in INVOCATIONS:
+            for invocation in (*INVOCATIONS, *REFUSED):
                 found[invocation.line] = _answer(invocation)
+            assert not Path("none").exists(), "a refused command leaves nothing"
         finally:
             os.chdir(here)
     return found
@@ -249,6 +300,7 @@ def _answer(invocation: Invocation) -> dict[str, Any]:
     elif out:
         answer["lines"] = sorted({_first_word(line) for line in out.splitlines() if not line.startswith("near miss")})
     if status >= 2:
+        assert (out, error.count("\n")) == ("", 1), f"{invocation.line} says more than one line: {out}{error}"
         answer["error"] = re.sub(r"/\S*/", "/", error.strip().splitlines()[-1])
     if invocation.reads_run:
         answer["files"] = _files(Path(invocation.reads_run))

@@ -196,47 +196,6 @@ def test_every_listed_command_can_be_imported_and_has_the_listed_name():
         assert command.name == name
 
 
-def test_an_unknown_command_names_the_nearest(capsys):
-    assert cli.main(["evalute"]) == 2
-    line = one_error_line(capsys.readouterr().err)
-    assert "wanted a command, found `evalute`; did you mean `evaluate`?" in line
-
-
-def test_a_command_that_resembles_nothing_lists_all(capsys):
-    assert cli.main(["zzzz"]) == 2
-    assert "known are doctor, evaluate" in one_error_line(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["evaluate"], "wanted TASK, found none; the command is `kernelwright evaluate [OPTIONS] TASK CANDIDATE`"),
-        (["evaluate", "a.py"], "wanted CANDIDATE, found none"),
-        (["evaluate", "a.py", "b.py", "c.py"], "wanted `kernelwright evaluate [OPTIONS] TASK CANDIDATE`, found more: c.py"),
-        (["evaluate", "a.py", "b.py", "--device", "tpu"], "wanted auto, cpu, cuda or cuda:N, found `tpu`"),
-        (["evaluate", "a.py", "b.py", "--processes", "0"], "--processes: wanted a whole number from 1 to 64, found `0`."),
-        (["evaluate", "a.py", "b.py", "--processes", "four"], "wanted a whole number from 1 to 64, found `four`."),
-        (["optimize", "a.py", "--budget", "4.5"], "--budget: wanted a whole number of at least 1, found `4.5`."),
-        (["optimize", "a.py", "--exemplars", "99"], "--exemplars: wanted a whole number from 0 to 16, found `99`."),
-        (["evaluate", "a.py", "b.py", "--timeout", "0"], "--timeout: wanted a number above 0, found `0"),
-        (["evaluate", "a.py", "b.py", "--timeout", "ten"], "--timeout: wanted a number above 0, found `ten`."),
-        (["evaluate", "a.py", "b.py", "--timeout"], "wanted a value after --timeout, found none."),
-        (["evaluate", "a.py", "b.py", "--contract", "kernelbnch"], "drop-in, kernelbench, found `kernelbnch`; did you mean"),
-        (["train"], "wanted one of sft, self-supervised, contrastive, found none"),
-        (["train", "sfft"], "wanted one of sft, self-supervised, contrastive, found `sfft`; did you mean sft?"),
-        (["train", "sft"], "wanted --config FILE.toml, found none"),
-        (["evaluate", "a.py", "b.py", "--jsn"], "found --jsn; did you mean --json?"),
-        (["evaluate", "a.py", "b.py", "--budget", "3"], "wanted an option that exists, found --budget."),
-        (["--nonsense"], "--nonsense"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_status_2(arguments, words, capsys):
-    assert cli.main(arguments) == 2
-    captured = capsys.readouterr()
-    assert words in one_error_line(captured.err)
-    assert captured.out == ""
-
-
 def test_no_arguments_print_help_to_stderr_and_status_2(capsys):
     assert cli.main([]) == 2
     captured = capsys.readouterr()

@@ -94,11 +94,6 @@ def test_a_check_alone_can_be_forbidden(place, capsys):
     assert json.loads(capsys.readouterr().out)["reason"] == "forbidden-label"
 
 
-def test_a_limit_that_no_clock_can_hold_is_refused(place, capsys):
-    assert evaluate("task.py", "good.py", "--check-only", "--timeout", "1e300") == 2
-    refused(capsys, 2, "run_limit_s", "604800")
-
-
 @pytest.mark.exhaustive
 def test_a_timed_candidate_has_an_interval_around_its_speedup(place, capsys):
     assert evaluate("task.py", "good.py", "--json", "--processes", "2") == 0
@@ -203,11 +198,6 @@ def test_a_task_that_cannot_be_used_ends_with_2(place, capsys, source, words):
     refused(capsys, 2, words)
 
 
-def test_an_unknown_task_names_close_ones(place, capsys):
-    assert evaluate("diag_matmull", "good.py") == 2
-    refused(capsys, 2, "diag_matmul")
-
-
 def test_a_gpu_that_is_not_there_ends_with_3(place, capsys):
     torch = pytest.importorskip("torch")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -224,32 +214,6 @@ def test_auto_says_that_it_works_on_the_cpu(place, capsys):
     captured = capsys.readouterr()
     assert json.loads(captured.out)["device"] == "cpu"
     assert "working on the CPU" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--allow", "wraper-only"], "did you mean `wrapper-only`?"),
-        (["--forbid", "zzzzzz"], "known are wrapper-only"),
-        (["--settings", "nowhere.toml"], "nowhere.toml"),
-        (["--settings", "broken.toml"], "Wanted TOML"),
-        (["--settings", "unknown.toml"], "did you mean `processes_min`? The file is unknown.toml."),
-        (["--settings", "range.toml"], "Correct the setting. The file is range.toml."),
-        (["--settings", "range.toml", "--check-only"], "Wanted a valid `blocks`, found 1"),
-    ],
-)
-def test_settings_that_cannot_be_used_end_with_2(place, capsys, options, words):
-    (place / "broken.toml").write_text("= 3")
-    (place / "unknown.toml").write_text("processes_mim = 3")
-    (place / "range.toml").write_text("blocks = 1")
-    assert evaluate("task.py", "good.py", *options) == 2
-    refused(capsys, 2, words)
-
-
-def test_an_output_directory_that_is_a_file_ends_with_2(place, capsys):
-    (place / "file").write_text("x")
-    assert evaluate("task.py", "good.py", "--out", "file") == 2
-    refused(capsys, 2, "file")
 
 
 def test_options_win_over_the_settings_file(place):

@@ -296,24 +296,6 @@ def test_a_failing_policy_is_infrastructure(place, search, capsys):
     assert capsys.readouterr().err == "error: Wanted a policy that answers; found none. Try again.\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--policy", "nonsense"], 2, "nonsense"),
-        (["--policy", "local"], 3, "Wanted a language model"),
-        (["--budget", "0"], 2, "--budget"),
-        (["--budget", "many"], 2, "--budget"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(place, capsys, arguments, status, words):
-    assert optimize(*arguments) == status
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert words in captured.err
-    assert not (place / "run").exists()
-
-
 def test_a_rejection_in_progress_shows_its_reason():
     rejected = evaluation(
         verdict=Verdict.REJECTED,
@@ -346,34 +328,6 @@ def test_a_near_miss_is_kept_and_the_command_that_settles_it_is_printed(place, c
     assert command.startswith("kernelwright evaluate task.py run/near_miss.py --device cpu --processes ")
     assert (place / "run" / "near_miss.py").read_text() == "class ModelNew: pass"
     assert "the lower end 1.000 is not above 1.050, 1 + the noise floor" in captured.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nonsense"], "nonsense"),
-        (["builtin", "--levels", "one"], "wanted levels such as 1,2,3, found `one`"),
-        (["builtin", "--levels", ","], "wanted a comma-separated list of levels"),
-        (["builtin", "--levels", "9"], "9"),
-        (["builtin", "--baselines", "compil", "--limit", "1"], "compil"),
-        (["kernelbench"], "--path"),
-        (["kernelbench", "--path", "nowhere"], "nowhere"),
-        (["cuda-l1", "--path", "empty.jsonl"], "cuda-l1; found none"),
-        (["builtin", "--limit", "0"], "--limit"),
-        (["builtin", "--slice", "0/5"], "wanted K/N with K from 1 to N, such as 1/5, found `0/5`"),
-        (["builtin", "--slice", "6/5"], "found `6/5`"),
-        (["builtin", "--slice", "1/٥"], "wanted K/N"),
-        (["builtin", "--slice", "5"], "wanted K/N"),
-        (["builtin", "--only", "diag_matmul", "--slice", "2/2"], "wanted a --slice with tasks"),
-    ],
-)
-def test_a_bench_that_cannot_be_run_is_one_line_and_2(place, capsys, arguments, words):
-    (place / "empty.jsonl").write_text("")
-    assert cli.main(["bench", *arguments, "--device", "cpu", "--out", "run"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1, captured.err
-    assert words in captured.err
 
 
 def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, suite_run):
@@ -442,14 +396,3 @@ def test_slices_of_a_suite_are_samples_and_together_the_whole(place, suite_run):
         assert cli.main(["bench", "builtin", "--slice", f"{number}/3", "--device", "cpu", "--out", "run"]) == 2
     whole = [entry.task.id for entry in load_suite("builtin").entries]
     assert taken == [whole[0::3], whole[1::3], whole[2::3]]
-
-
-@pytest.mark.parametrize("typed", [["--sass-agent", "ppo"], ["--sass-budget", "5"]])
-def test_what_is_said_of_the_game_needs_the_game(typed, tmp_path, capsys):
-    task = tmp_path / "task.py"
-    task.write_text(TASK)
-    status = cli.main(["optimize", str(task), "--out", str(tmp_path / "run"), *typed])
-    error = capsys.readouterr().err
-    assert status == 2
-    assert f"wanted --then-sass beside {typed[0]}" in error
-    assert not (tmp_path / "run").exists()
