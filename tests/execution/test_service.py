@@ -21,14 +21,16 @@ import httpx
 import uvicorn
 
 from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
+from kernelwright.execution.http_executor import HttpExecutor
 from kernelwright.execution.service import queue as queues
 from kernelwright.execution.service import server
 from kernelwright.execution.service.app import create_app
 from kernelwright.execution.service.client import FAILURES_MAX, ServiceClient
 from kernelwright.execution.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.execution.service.store import EvaluationStore
+from kernelwright.execution.work import Judge, run_all
 from kernelwright.judge import Settings
-from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
 from tests.execution.fakes import LIMIT_S, SETTINGS, TASK, TOKEN, FakeJudge, Scripted, Service
 
@@ -612,3 +614,43 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / ".lock").mkdir()  # as good as no permission, also for root
     with pytest.raises(UsageError, match="Wanted a directory to write to"):
         EvaluationStore(tmp_path, "cpu", SETTINGS)
+
+
+# --- an executor behind it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def executor(service):
+    with HttpExecutor(Scripted(service).client()) as made:
+        yield made
+
+
+def work(source="good", **options):
+    return Judge(Task(**TASK), Candidate(source=source, policy="mine", techniques=("a",)), **options)
+
+
+def test_a_service_is_an_executor(service, executor):
+    assert executor.kinds == {Judge}
+    strict = SETTINGS.model_copy(update={"strict_fp32": True, "processes_max": 5})
+    asked = [work(), work("bad"), work("broken_task"), work(settings=strict)]
+    found = {result.work: result.outcome for result in run_all(executor, asked)}
+    assert [found[one].accepted for one in (asked[0], asked[1], asked[3])] == [True, False, True]
+    assert isinstance(found[asked[2]], TaskError)
+    judged = {one.candidate.source: one for one in service.judge.submitted if one.settings.strict_fp32 is False}
+    assert (judged["good"].candidate.policy, judged["good"].candidate.techniques) == ("mine", ("a",))
+    (changed,) = [one.settings for one in service.judge.submitted if one.settings.strict_fp32]
+    assert changed.processes_max == 5
+
+
+def test_the_same_work_again_is_another_measurement(service, executor):
+    first, second = (next(iter(run_all(executor, [work()]))).outcome for _ in range(2))
+    assert (first.confirms, second.confirms) == (False, True)
+    assert len(service.judge.submitted) == 2
+
+
+def test_work_that_a_service_has_is_cancelled(service, executor):
+    executor.submit(held := work("hold"))
+    assert service.judge.begun.acquire(timeout=LIMIT_S)
+    executor.cancel(held)
+    assert executor.next_result(LIMIT_S).outcome is None
+    service.judge.gate.set()
