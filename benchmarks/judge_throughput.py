@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.execution.executor import LocalExecutor
-from kernelwright.execution.work import Judge, run_all
+from kernelwright.execution.work import Evaluate, run_all
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.records import Candidate, RunDirectory
 from kernelwright.tasks.suites import load_suite
@@ -75,7 +75,7 @@ def main() -> None:
     for index in range(options.evaluations):
         task = tasks[index % len(tasks)]
         same = task.source.replace("class Model(", "class ModelNew(")
-        works.append(Judge(task, Candidate(source=f"{same}\n# {index}\n", policy="identity")))
+        works.append(Evaluate(task, Candidate(source=f"{same}\n# {index}\n", policy="identity")))
     ended: list[Ended] = []
     errors = []
     stopped_s = 0.0

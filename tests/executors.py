@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import GeneratorType
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.execution.work import Baselines, Judge, Result, Screen
+from kernelwright.execution.work import Baselines, Evaluate, Result, Screen
 
 
 class FakeExecutor:
@@ -22,7 +22,7 @@ class FakeExecutor:
 
     wants_device = False
 
-    def __init__(self, find, slots=1, kinds=(Judge, Baselines, Screen)):
+    def __init__(self, find, slots=1, kinds=(Evaluate, Baselines, Screen)):
         self.find, self.slots, self.kinds = find, slots, frozenset(kinds)
         self.submitted, self.cancelled, self.closed = [], [], []
         self._works, self._outcomes = deque(), deque()

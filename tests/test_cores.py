@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernelwright import cores
-from kernelwright.cores import cores_beside, siblings_of, timing_core
+from kernelwright.cores import cores_except, siblings_of, timing_core
 
 
 @pytest.mark.parametrize(
@@ -51,5 +51,5 @@ def test_its_siblings_are_kept_free_too_where_others_are_left(monkeypatch, tmp_p
         (tmp_path / "cpu7/topology").mkdir(parents=True)
         (tmp_path / "cpu7/topology/thread_siblings_list").write_text(said)
     assert siblings_of(7) == siblings
-    assert cores_beside(7) == beside
-    assert cores_beside(None) == set(range(8))
+    assert cores_except(7) == beside
+    assert cores_except(None) == set(range(8))

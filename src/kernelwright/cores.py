@@ -37,7 +37,7 @@ def timing_core(device: torch.device) -> int | None:
     return mine[-1 - number % len(mine)]
 
 
-def cores_beside(core: int | None) -> set[int]:
+def cores_except(core: int | None) -> set[int]:
     """Cores that this process may use beside one on which calls are timed; all where that is None.
 
     A core's siblings share its units: beside a busy one it launches kernels half as fast.

@@ -11,7 +11,7 @@ import kernelwright
 from kernelwright import cli
 from kernelwright.cli.optimize import evaluation_line
 from kernelwright.errors import CandidateError, DeviceError, PolicyError, TaskError, UsageError
-from kernelwright.execution.work import Baselines, Judge
+from kernelwright.execution.work import Baselines, Evaluate
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.decisions import BaselineComparison
@@ -174,7 +174,7 @@ class Judges(FakeExecutor):
 
     def __init__(self, *speedups: float, compiled: float | None = None, **changes: object) -> None:
         super().__init__(
-            {}, lambda task: DeviceError("no memory") if compiled is None else compiled, {Judge: 1, Baselines: 1}
+            {}, lambda task: DeviceError("no memory") if compiled is None else compiled, {Evaluate: 1, Baselines: 1}
         )
         self.speedups, self.changes = list(speedups), changes
 
@@ -245,7 +245,7 @@ def test_on_a_gpu_torch_compile_and_a_graph_are_measured_unless_others_are_named
 
 
 def test_baselines_take_an_evaluator_that_measures_them_together(place):
-    only_judges = FakeExecutor({}, slots={Judge: 1})
+    only_judges = FakeExecutor({}, slots={Evaluate: 1})
     with pytest.raises(UsageError, match="an evaluator such as LocalExecutor"):
         kernelwright.optimize("task.py", out="run", policy=OneIdea(), evaluator=only_judges, baselines=["compile"])
 

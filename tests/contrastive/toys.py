@@ -19,7 +19,7 @@ from kernelwright.contrastive.samples import Origin, Sample
 from kernelwright.contrastive.scoring import Scorer
 from kernelwright.contrastive.settings import RewardSection
 from kernelwright.errors import KernelwrightError, TaskError
-from kernelwright.execution.work import Judge, Screen
+from kernelwright.execution.work import Evaluate, Screen
 from kernelwright.models.chat import Completion, Sampling
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.policy import Context
@@ -52,18 +52,18 @@ class ToyJudge(FakeExecutor):
     """Judges toy answers by looking the way up. Not a judge of code: it runs nothing and measures nothing."""
 
     def __init__(self, before_each: Callable[[int], None] = lambda count: None) -> None:
-        super().__init__(self._verdict, kinds=(Judge,))
+        super().__init__(self._verdict, kinds=(Evaluate,))
         self.count = 0
         self.seen: Counter[tuple[str, str]] = Counter()
         self._before_each = before_each
 
-    def _verdict(self, work: Judge) -> Evaluation | KernelwrightError:
+    def _verdict(self, work: Evaluate) -> Evaluation | KernelwrightError:
         self._before_each(self.count)
         self.count += 1
         self.seen[work.task.sha256, work.candidate.sha256] += 1
         return self.outcome(work)
 
-    def outcome(self, work: Judge) -> Evaluation | KernelwrightError:
+    def outcome(self, work: Evaluate) -> Evaluation | KernelwrightError:
         """What is found."""
         return toy_evaluation(work.task, work.candidate)
 

@@ -12,7 +12,7 @@ from kernelwright.execution.service.app import create_app
 from kernelwright.execution.service.client import ServiceClient
 from kernelwright.execution.service.queue import EvaluationQueue
 from kernelwright.execution.service.store import EvaluationStore
-from kernelwright.execution.work import Judge
+from kernelwright.execution.work import Evaluate
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, Reason, Verdict
 from tests.executors import FakeExecutor
@@ -30,7 +30,7 @@ class FakeJudge(FakeExecutor):
     """Judges of one slot; what they find follows from the candidate's text."""
 
     def __init__(self):
-        super().__init__(self._verdict, kinds=(Judge,))
+        super().__init__(self._verdict, kinds=(Evaluate,))
         self.begun, self.gate = threading.Semaphore(0), threading.Event()
 
     def _verdict(self, work):

@@ -13,7 +13,7 @@ from kernelwright.errors import CrowdedError, DeviceError, InfrastructureError, 
 from kernelwright.execution import executor as executors
 from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.processes import judge_main, screen_main
-from kernelwright.execution.work import Baselines, Judge, Progress, Screen, run_all
+from kernelwright.execution.work import Baselines, Evaluate, Progress, Screen, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from kernelwright.records.compiling import Compiles
@@ -31,7 +31,7 @@ def task(name):
 
 
 def judge(name=0, **options):
-    return Judge(task(name), Candidate(source=str(name)), **options)
+    return Evaluate(task(name), Candidate(source=str(name)), **options)
 
 
 def screen(name=0, budget=8, **options):
@@ -125,12 +125,12 @@ def test_no_work_starts_no_process_and_a_ready_judge_waits_for_it():
 
 def test_what_it_can_do_follows_from_its_slots():
     with LocalExecutor(["cpu"], SETTINGS, judges=2) as executor:
-        assert executor.kinds == {Judge, Baselines}
-        assert (executor.free(Judge), executor.free(Baselines)) == (2, 2)
+        assert executor.kinds == {Evaluate, Baselines}
+        assert (executor.free(Evaluate), executor.free(Baselines)) == (2, 2)
         assert executor.next_result() is None, "nothing is at work"
     with LocalExecutor(["cpu"], SETTINGS, judges=2, baselines=1, rounds=3) as executor:
-        assert executor.kinds == {Judge, Baselines, Screen}
-        assert [executor.free(kind) for kind in (Judge, Baselines, Screen)] == [2, 1, 3]
+        assert executor.kinds == {Evaluate, Baselines, Screen}
+        assert [executor.free(kind) for kind in (Evaluate, Baselines, Screen)] == [2, 1, 3]
 
 
 def test_work_is_taken_only_as_slots_become_free():
@@ -391,7 +391,7 @@ def test_a_task_that_has_to_be_alone_says_that_it_wants_a_device():
     may_end = threading.Event()
 
     def act(work, *rest):
-        if isinstance(work, Judge):
+        if isinstance(work, Evaluate):
             assert may_end.wait(LIMIT_S)
             yield from accept(work, False)
         else:
@@ -427,7 +427,7 @@ def test_all_kinds_of_work_are_done(policy):
         Screen(TASK, candidates=(right, wrong)),
         Screen(broken, policy, budget=1),
     )
-    judged, unusable = Judge(RELU, candidate()), Judge(Task(id="t", source="def ("), candidate())
+    judged, unusable = Evaluate(RELU, candidate()), Evaluate(Task(id="t", source="def ("), candidate())
     with LocalExecutor(["cpu"], SETTINGS, rounds=1, apart=True) as executor:
         executor.prepare([TASK])
         found = list(run_all(executor, [proposed, given, failed, judged, unusable]))

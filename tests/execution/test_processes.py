@@ -18,7 +18,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.execution import processes
 from kernelwright.execution.processes import ChildProcess, judge_main, judged, see_one_gpu
-from kernelwright.execution.work import Baselines, Judge
+from kernelwright.execution.work import Baselines, Evaluate
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
@@ -28,7 +28,7 @@ LIMIT_S = 60
 
 
 def work(number=0, **options):
-    return Judge(Task(id=str(number), source="x"), Candidate(source=str(number)), **options)
+    return Evaluate(Task(id=str(number), source="x"), Candidate(source=str(number)), **options)
 
 
 class FakeJudge:
@@ -204,10 +204,10 @@ def test_a_process_is_started_without_the_users_script_and_is_killed_where_it_do
 def test_a_real_process_judges_and_dies():
     process = ChildProcess(judge_main, "cpu", SETTINGS.model_dump_json())
     try:
-        process.send((Judge(RELU, candidate()), False))
+        process.send((Evaluate(RELU, candidate()), False))
         (found,) = process.receive()
         assert found.accepted, found.detail
-        process.send((Judge(Task(id="t", source="def ("), candidate()), False))
+        process.send((Evaluate(Task(id="t", source="def ("), candidate()), False))
         assert isinstance(process.receive(), TaskError)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises((EOFError, OSError)):

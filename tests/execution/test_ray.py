@@ -20,7 +20,7 @@ from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, T
 from kernelwright.execution import ray_executor
 from kernelwright.execution.executor import TRIES
 from kernelwright.execution.ray_executor import JUDGE_RESOURCE, OBJECT_STORE_BYTES, JudgeActor, RayExecutor, connect
-from kernelwright.execution.work import Judge, run_all
+from kernelwright.execution.work import Evaluate, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from tests.judge.snippets import RELU, candidate
@@ -35,7 +35,7 @@ LIMIT_S = 60
 
 
 def judge(number, act="", **options):
-    return Judge(Task(id=str(number), source="x"), Candidate(source=act), **options)
+    return Evaluate(Task(id=str(number), source="x"), Candidate(source=act), **options)
 
 
 def run(executor, work, stop=None):
@@ -172,7 +172,7 @@ def started(stand_in, **options):
 def test_every_work_has_one_result_and_actors_stay(stand_in):
     with started(stand_in) as executor:
         found = run(executor, (judge(number) for number in range(9)))
-        assert (executor.kinds, executor.slots, executor.hardware) == ({Judge}, SLOTS, ["H200"])
+        assert (executor.kinds, executor.slots, executor.hardware) == ({Evaluate}, SLOTS, ["H200"])
         assert len(stand_in.alive()) == len(stand_in.made) <= SLOTS
     assert {name: outcome.task for name, outcome in found.items()} == {str(number): str(number) for number in range(9)}
     assert (stand_in.alive(), stand_in.up) == ([], False), "a Ray of its own ends with it"
@@ -207,7 +207,7 @@ def test_cancelled_work_leaves_no_actor_at_work(stand_in):
         for work in (*running, waiting):
             executor.submit(work)
         assert all(stand_in.began.acquire(timeout=LIMIT_S) for _ in running)
-        assert executor.free(Judge) == -1
+        assert executor.free(Evaluate) == -1
         executor.cancel(running[0])
         executor.cancel(waiting)
         executor.cancel(judge("another"))
@@ -552,7 +552,7 @@ def test_the_real_judge_works_in_an_actor_and_leaves_nothing_when_it_is_killed(c
     with RayExecutor(SETTINGS, device="cpu", slots=1) as executor:
         wrong = candidate("return torch.relu(self.linear(x)) + 1")
         walls = candidate(top="open('/tmp/escaped', 'w')\n")
-        results = run_all(executor, [Judge(RELU, candidate()), Judge(RELU, wrong), Judge(RELU, walls)])
+        results = run_all(executor, [Evaluate(RELU, candidate()), Evaluate(RELU, wrong), Evaluate(RELU, walls)])
         found = [result.outcome for result in results]
         assert [outcome.accepted for outcome in found] == [True, False, False], found
         assert found[1].reason == "wrong-output"
@@ -577,7 +577,7 @@ def test_a_ray_of_its_own_ends_with_the_executor(ray_home):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_real_judges_work_on_every_gpu_that_ray_gives_them(ray_home):
-    work = [Judge(RELU, Candidate(source=candidate().source + f"# {number}\n")) for number in range(4)]
+    work = [Evaluate(RELU, Candidate(source=candidate().source + f"# {number}\n")) for number in range(4)]
     with RayExecutor(Settings.quick(), device="cuda", per_gpu=2) as executor:
         found = [result.outcome for result in run_all(executor, work)]
         assert executor.slots == 2 * torch.cuda.device_count()

@@ -28,7 +28,7 @@ from kernelwright.execution.service.app import create_app
 from kernelwright.execution.service.client import FAILURES_MAX, ServiceClient
 from kernelwright.execution.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.execution.service.store import EvaluationStore
-from kernelwright.execution.work import Judge, run_all
+from kernelwright.execution.work import Evaluate, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
@@ -626,11 +626,11 @@ def executor(service):
 
 
 def work(source="good", **options):
-    return Judge(Task(**TASK), Candidate(source=source, policy="mine", techniques=("a",)), **options)
+    return Evaluate(Task(**TASK), Candidate(source=source, policy="mine", techniques=("a",)), **options)
 
 
 def test_a_service_is_an_executor(service, executor):
-    assert executor.kinds == {Judge}
+    assert executor.kinds == {Evaluate}
     strict = SETTINGS.model_copy(update={"strict_fp32": True, "processes_max": 5})
     asked = [work(), work("bad"), work("broken_task"), work(settings=strict)]
     found = {result.work: result.outcome for result in run_all(executor, asked)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelwright.execution.executor import LocalExecutor
-from kernelwright.execution.work import Judge, run_all
+from kernelwright.execution.work import Evaluate, run_all
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
@@ -307,7 +307,7 @@ def test_a_compiled_candidate_with_dropout_is_accepted_in_both_modes(local_execu
     verdicts = []
     for draws in (True, False):
         candidate = Candidate(source=wrappers.wrap(task.source, "compile", ("compile",), draws), policy="builtin")
-        (result,) = run_all(local_executor, [Judge(task, candidate)])
+        (result,) = run_all(local_executor, [Evaluate(task, candidate)])
         found = result.outcome
         assert isinstance(found, Evaluation)
         verdicts.append((found.verdict, found.reason))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernelwright.execution.work import Baselines, Judge, Result, Screen, Work
+from kernelwright.execution.work import Baselines, Evaluate, Result, Screen, Work
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.screened import screened_of
@@ -92,7 +92,7 @@ class FakeExecutor:
         seconds: Callable[[Work], float] = lambda work: 1.0,
     ) -> None:
         self.script, self.gains, self.seconds = script, gains, seconds
-        self.slots = dict(slots or {Screen: 1, Judge: 1, Baselines: 1})
+        self.slots = dict(slots or {Screen: 1, Evaluate: 1, Baselines: 1})
         self.clock = SimulatedClock()
         self.submitted: list[Work] = []
         self.cancelled: list[Work] = []
@@ -117,8 +117,8 @@ class FakeExecutor:
         return [(one.task.id, ", ".join(one.candidate.techniques)) for one in self.judgements]
 
     @property
-    def judgements(self) -> list[Judge]:
-        return [one for one in self.submitted if isinstance(one, Judge)]
+    def judgements(self) -> list[Evaluate]:
+        return [one for one in self.submitted if isinstance(one, Evaluate)]
 
     @property
     def rotations(self) -> list[str]:
@@ -131,7 +131,7 @@ class FakeExecutor:
         return frozenset(self.slots)
 
     def free(self, kind: type[Work]) -> int:
-        waiting = self.waiting if kind is Judge else 0
+        waiting = self.waiting if kind is Evaluate else 0
         return self.slots[kind] - sum(isinstance(one, kind) for one in self._running) + waiting
 
     def submit(self, work: Work) -> None:
@@ -173,7 +173,7 @@ class FakeExecutor:
         each_s = self.seconds(work)
         if isinstance(work, Screen):
             return self._looks(work, each_s)
-        if isinstance(work, Judge):
+        if isinstance(work, Evaluate):
             return [(each_s, Result(work, self.verdict(work)))]
         gain = self.gains(work.task.id) if callable(self.gains) else self.gains[work.task.id]
         if isinstance(gain, Exception):
@@ -206,7 +206,7 @@ class FakeExecutor:
             results.append((after_s, Result(work, look, is_last=False, left=left)))
         return [*results, (after_s, Result(work, None))]
 
-    def verdict(self, work: Judge) -> Evaluation | Exception:
+    def verdict(self, work: Evaluate) -> Evaluation | Exception:
         task, candidate = work.task, work.candidate
         name = ", ".join(candidate.techniques) or candidate.policy
         self.measured[task.id, candidate.sha256] += 1

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kernelwright.execution.work import Baselines, Judge, Screen, Work
+from kernelwright.execution.work import Baselines, Evaluate, Screen, Work
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.canonical import sha256_of
@@ -202,8 +202,8 @@ def _work_of(
     found: dict[str, Any] = {}
     for name, kind in (
         ("screen", Screen),
-        ("judge-beside-baselines", Judge),
-        ("judge-after", Judge),
+        ("judge-beside-baselines", Evaluate),
+        ("judge-after", Evaluate),
         ("baselines", Baselines),
     ):
         state = searched_state(run, suite, baselines, plan)

@@ -9,7 +9,7 @@ import pytest
 import kernelwright
 from kernelwright.errors import DeviceError, InfrastructureError, UsageError
 from kernelwright.execution.executor import LocalExecutor
-from kernelwright.execution.work import Baselines, Judge
+from kernelwright.execution.work import Baselines, Evaluate
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.models import Precision
@@ -114,7 +114,7 @@ def test_a_baseline_that_needs_a_gpu_is_not_eager_under_another_name(tmp_path, s
     assert not (tmp_path / "run").exists()
 
 
-def executor_of(speedup=3.0, kinds=(Judge,), gains=1.5, **changes):
+def executor_of(speedup=3.0, kinds=(Evaluate,), gains=1.5, **changes):
     """An executor that gives every candidate the same speedup."""
     script = {task.id: [Proposal("file", speedup, **changes)] for task in (DIAGONAL, SCALED, BROKEN)}
     return FakeExecutor(script, lambda task: gains, dict.fromkeys(kinds, 1))
@@ -207,7 +207,7 @@ class PreciseExecutor(FakeExecutor):
     """Speedups by the precision that was asked for; breaks off after so many."""
 
     def __init__(self, most=9):
-        super().__init__({}, slots={Judge: 1})
+        super().__init__({}, slots={Evaluate: 1})
         self.most = most
 
     @property
@@ -281,7 +281,7 @@ def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
 
 def test_candidates_come_before_baselines_and_each_is_told(tmp_path):
     suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, FASTER, 1)))
-    executor, heard = executor_of(kinds=(Judge, Baselines)), []
+    executor, heard = executor_of(kinds=(Evaluate, Baselines)), []
     bench(suite, baselines=["eager", "compile"], device="cpu", out=tmp_path, evaluator=executor, on_event=heard.append)
     kinds = [type(one) for one in executor.submitted]
     assert kinds.index(Baselines) < 3, "one judge and one that measures baselines work at once"
@@ -290,7 +290,11 @@ def test_candidates_come_before_baselines_and_each_is_told(tmp_path):
         (task, what) for task in ("diagonal", "scaled") for what in ("candidate", "compile")
     }
     bench(
-        suite, baselines=["compile"], device="cpu", out=tmp_path, evaluator=(again := executor_of(kinds=(Judge, Baselines)))
+        suite,
+        baselines=["compile"],
+        device="cpu",
+        out=tmp_path,
+        evaluator=(again := executor_of(kinds=(Evaluate, Baselines))),
     )
     assert again.submitted == []
 

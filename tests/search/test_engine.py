@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kernelwright.errors import DeviceError, InfrastructureError, PolicyError
-from kernelwright.execution.work import Baselines, Judge, Screen
+from kernelwright.execution.work import Baselines, Evaluate, Screen
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, TimingBlock
 from kernelwright.records.compiling import Compiles
@@ -129,13 +129,13 @@ def test_judges_and_baselines_are_told_how_much_memory_a_task_may_take(tmp_path)
     executor = FakeExecutor(TWO)
     search(tmp_path, executor, baselines=["compile"])
     asked = [one for one in executor.submitted if not isinstance(one, Screen)]
-    assert {type(one) for one in asked} == {Judge, Baselines}
+    assert {type(one) for one in asked} == {Evaluate, Baselines}
     assert all(one.memory_bytes > TAKEN_BYTES for one in asked)
 
 
 @pytest.mark.parametrize(("rounds", "ahead"), [(2, True), (1, False)])
 def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, rounds, ahead):
-    slots = {Screen: rounds, Judge: 1, Baselines: 1}
+    slots = {Screen: rounds, Evaluate: 1, Baselines: 1}
     seconds = {"one": 1.0, "two": 10.0}
     executor = FakeExecutor(TWO, slots=slots, seconds=lambda work: seconds[work.task.id])
     heard = []
@@ -148,7 +148,7 @@ def test_on_a_gpu_the_judge_begins_while_the_last_tasks_are_screened(tmp_path, r
 @pytest.mark.parametrize(("screening", "waits", "judging"), [(1, 0, 7), (3, 0, 5), (6, 0, 4), (0, 0, 8), (3, 2, 7)])
 def test_while_few_tasks_are_screened_more_judges_work(screening, waits, judging):
     script = {str(number): [Proposal("only", 1.5)] for number in range(16)}
-    executor = FakeExecutor(script, slots={Screen: 16, Judge: 8})
+    executor = FakeExecutor(script, slots={Screen: 16, Evaluate: 8})
     executor.waiting = waits
     tasks = [TaskState(task_named(name), look="screened", is_stopped=True) for name in script]
     for number, task in enumerate(tasks):
@@ -157,7 +157,7 @@ def test_while_few_tasks_are_screened_more_judges_work(screening, waits, judging
         task.running += [WorkStep(task, Screen(task.task))] if number < screening else []
     state = SearchState(SearchPlan(settings=Settings(), judged=1), tasks, slots=executor.slots, judging_begins=True)
     for _ in range(20):
-        state.free = {Judge: executor.free(Judge)}
+        state.free = {Evaluate: executor.free(Evaluate)}
         if (step := next_step(state)) is None:
             break
         executor.submit(step.work)
@@ -209,7 +209,7 @@ def test_what_is_not_urgent_makes_room_for_a_task_that_must_be_screened_alone():
         task.baselines = (baseline_of(task.task, "compile"),)
     won.records.add(accepted(1.1, "# won", task="won", task_sha256=won.task.sha256, confirms=True))
     state = SearchState(SearchPlan(settings=Settings(), device="cuda:0", judged=2), [won, screening])
-    state.slots = {Judge: 4, Baselines: 4}
+    state.slots = {Evaluate: 4, Baselines: 4}
     state.judging_begins = state.wants_device = True
 
     def taken(kind):
@@ -217,20 +217,20 @@ def test_what_is_not_urgent_makes_room_for_a_task_that_must_be_screened_alone():
         step = next_step(state)
         return step and step.task.task.id
 
-    assert taken(Judge) is None, "it has a winner"
+    assert taken(Evaluate) is None, "it has a winner"
     assert taken(Baselines) == "won"
     state.tasks = [open_, screening]
-    assert taken(Judge) == "open", "the first winner of a task does not wait"
+    assert taken(Evaluate) == "open", "the first winner of a task does not wait"
     assert taken(Baselines) is None
     state.wants_device = False
-    assert (taken(Baselines), taken(Judge)) == ("open", "open")
+    assert (taken(Baselines), taken(Evaluate)) == ("open", "open")
 
 
 @pytest.mark.parametrize(("verdict", "wins"), [(1.9, True), (1.05, False)])
 def test_a_baseline_that_is_faster_than_the_winner_is_judged_last_and_once(tmp_path, verdict, wins):
     script = {name: [Proposal("good", 1.5), Proposal("compile", None, verdict)] for name in ("one", "two")}
     gains = {"one": {"compile": 1.9, "cudnn": 1.2}, "two": {"compile": 1.3, "cudnn": 1.2}}
-    executor = FakeExecutor(script, gains, {Screen: 1, Judge: 1, Baselines: 1})
+    executor = FakeExecutor(script, gains, {Screen: 1, Evaluate: 1, Baselines: 1})
     for _ in range(2):
         engine = run_engine(tmp_path, executor, baselines=["compile", "cudnn"])
     assert executor.judged == [("one", "good"), ("two", "good"), ("one", "compile")]
@@ -243,7 +243,7 @@ def test_a_baseline_that_is_faster_than_the_winner_is_judged_last_and_once(tmp_p
 @pytest.mark.parametrize("failed", [True, False])
 def test_baselines_that_are_measured_meanwhile_are_paired(tmp_path, failed):
     gain = InfrastructureError("lost") if failed else 1.1
-    executor = FakeExecutor(ONE, lambda task: gain, {Screen: 1, Judge: 1, Baselines: 1})
+    executor = FakeExecutor(ONE, lambda task: gain, {Screen: 1, Evaluate: 1, Baselines: 1})
     engine = run_engine(tmp_path, executor, baselines=["compile"])
     (task,) = engine.state.tasks
     assert task.records.has_baselines
@@ -256,7 +256,7 @@ def test_on_a_processor_baselines_wait_for_the_candidates(tmp_path, device, firs
     executor = FakeExecutor(ONE, lambda task: 1.05)
     run_engine(tmp_path, executor, baselines=["compile"], device=device)
     kinds = [type(one) for one in executor.submitted]
-    assert (kinds.index(Baselines) < kinds.index(Judge)) == first
+    assert (kinds.index(Baselines) < kinds.index(Evaluate)) == first
     assert executor.judged == [("one", "lies"), ("one", "good")]
 
 
@@ -410,7 +410,7 @@ def test_with_minutes_autotuners_come_last_of_all_tasks(tmp_path):
 def test_a_task_has_its_next_round_while_another_is_in_its_first(tmp_path):
     schedule = replace(SCHEDULE, first_look=2)
     script = {name: [LIES, FAIR, SLOW, TUNED] for name in ("one", "two")}
-    slots = {Screen: 2, Judge: 1, Baselines: 1}
+    slots = {Screen: 2, Evaluate: 1, Baselines: 1}
     executor = FakeExecutor(script, slots=slots, seconds=lambda work: 50.0 if work.task.id == "one" else 1.0)
     search(tmp_path, executor, budget=6, minutes=50.0, schedule=schedule)
     assert executor.rounds[:4] == [("one", 2, False), ("two", 2, False), ("two", 4, False), ("two", 6, True)]
@@ -455,7 +455,7 @@ def test_a_task_whose_first_look_was_cut_short_is_not_decided_without_a_winner(t
 
 
 def test_minutes_end_the_work_in_its_middle(tmp_path):
-    executor = FakeExecutor(TWO, seconds=lambda work: 50.0 if isinstance(work, Judge) else 1.0)
+    executor = FakeExecutor(TWO, seconds=lambda work: 50.0 if isinstance(work, Evaluate) else 1.0)
     result = search(tmp_path, executor, minutes=1.0)
     assert executor.clock.time_s < 75.0
     assert True in executor.closed
@@ -588,7 +588,7 @@ def test_what_cannot_be_screened_is_judged_one_by_one(tmp_path):
 
 
 def test_every_proposal_of_a_policy_that_learns_from_verdicts_is_judged_and_the_best_confirmed(tmp_path):
-    executor = FakeExecutor(ONE, slots={Judge: 2, Baselines: 1})
+    executor = FakeExecutor(ONE, slots={Evaluate: 2, Baselines: 1})
     said = []
     policy = Scripted(ONE, "judged")
     found = optimize(

@@ -15,7 +15,7 @@ from pathlib import Path
 from kernelwright.contrastive.samples import Key
 from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.execution.executor import LocalExecutor
-from kernelwright.execution.work import Executor, Judge, Screen, run_all
+from kernelwright.execution.work import Evaluate, Executor, Screen, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import Screened
@@ -159,7 +159,7 @@ class RunEvaluations:
             ) from faults[-1]
         return {key: self._first[key] for key in asked if key in self._first}
 
-    def _work(self, proposals: Iterable[Proposal], asked: list[Key], fresh: set[Key]) -> Iterator[Judge]:
+    def _work(self, proposals: Iterable[Proposal], asked: list[Key], fresh: set[Key]) -> Iterator[Evaluate]:
         """Work for proposals that neither this run nor the shared evaluations know; notes all keys, and the new ones."""
         for proposal in proposals:
             key = proposal.key
@@ -168,7 +168,7 @@ class RunEvaluations:
                 fresh.add(key)
                 elsewhere = self._shared.find(proposal.task, proposal.candidate) if self._shared is not None else None
                 if elsewhere is None:
-                    yield Judge(proposal.task, proposal.candidate, self._settings)
+                    yield Evaluate(proposal.task, proposal.candidate, self._settings)
                 else:
                     self.add(elsewhere)
 
@@ -417,7 +417,7 @@ def reverify(cases: Sequence[tuple[Task, Evaluation]], executor: Executor) -> li
     Raises:
         KernelwrightError: a judge failed.
     """
-    work = [Judge(task, found.candidate(), elsewhere_than=found.device) for task, found in cases]
+    work = [Evaluate(task, found.candidate(), elsewhere_than=found.device) for task, found in cases]
     seconds: dict[object, Evaluation] = {}
     for result in run_all(executor, work):
         if isinstance(result.outcome, KernelwrightError):

@@ -23,7 +23,7 @@ from kernelwright.contrastive.metrics import CHEATING, rollout_metrics
 from kernelwright.contrastive.samples import Key, Origin, Rollout, RolloutLog, Sample
 from kernelwright.contrastive.settings import RewardSection
 from kernelwright.errors import KernelwrightError
-from kernelwright.execution.work import Executor, Judge, run_all
+from kernelwright.execution.work import Evaluate, Executor, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.rewards import reward_named
@@ -37,7 +37,7 @@ class _OneByOne:
 
     def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
         """Judge one candidate; raises what kept it from being judged."""
-        (result,) = run_all(self.executor, [Judge(task, candidate, settings)])
+        (result,) = run_all(self.executor, [Evaluate(task, candidate, settings)])
         if isinstance(result.outcome, KernelwrightError):
             raise result.outcome
         assert isinstance(result.outcome, Evaluation)

@@ -31,7 +31,7 @@ from kernelwright.execution.fork_servers import ForkServers
 from kernelwright.execution.processes import ChildProcess, judge_main, screen_main
 from kernelwright.execution.scheduler import QUIET_S, Exclusivity, Lease, LeaseRequest, Scheduler, Slot
 from kernelwright.execution.screener import Screener
-from kernelwright.execution.work import Baselines, Judge, Outcome, Progress, Result, Screen, Work, baseline_of
+from kernelwright.execution.work import Baselines, Evaluate, Outcome, Progress, Result, Screen, Work, baseline_of
 from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Task
@@ -136,7 +136,7 @@ class LocalExecutor:
         self._cores = cores_of_each(devices)
         """Cores of each device's processes, so that compiling for one device does not disturb timing on another."""
         self._start_process = start
-        self._groups: dict[type[Work], str] = {Judge: "judges", Baselines: "baselines" if baselines else "judges"}
+        self._groups: dict[type[Work], str] = {Evaluate: "judges", Baselines: "baselines" if baselines else "judges"}
         if rounds:
             self._groups[Screen] = "rounds"
         counts = {"judges": judges or judges_per_device(devices[0]), "baselines": baselines, "rounds": rounds}
@@ -176,7 +176,7 @@ class LocalExecutor:
     def submit(self, work: Work) -> None:
         """Implements `Executor.submit`."""
         request = LeaseRequest(self._groups[type(work)], work.memory_bytes)
-        if isinstance(work, Judge):
+        if isinstance(work, Evaluate):
             request.elsewhere_than = work.elsewhere_than
         if isinstance(work, Screen):
             request.others = self._levels.get(work.task.sha256, Exclusivity.MANY)
@@ -358,9 +358,9 @@ class LocalExecutor:
 
     # --- judging --------------------------------------------------------------------------------------------------
 
-    def _judge(self, entry: _Submitted, work: Judge | Baselines, lease: Lease) -> Outcome:
+    def _judge(self, entry: _Submitted, work: Evaluate | Baselines, lease: Lease) -> Outcome:
         """Have a slot's process judge, and another where it dies."""
-        if isinstance(work, Judge):
+        if isinstance(work, Evaluate):
             work = replace(work, paired_baseline=baseline_of(work))
         status: int | None = None
         reason: Exception | None = None
@@ -380,7 +380,7 @@ class LocalExecutor:
             if lease.is_exclusive:
                 why = {"alone": lease.request.why_alone}
                 outcome = tuple(found.model_copy(update={"checks": found.checks | why}) for found in outcome)
-            return outcome[0] if isinstance(work, Judge) else tuple(outcome)
+            return outcome[0] if isinstance(work, Evaluate) else tuple(outcome)
         return InfrastructureError(
             f"Wanted an evaluation of {work.task.id} on {lease.device}; its judge died (status {status}, {reason!r}) "
             f"{TRIES} times. Is there memory left?"

@@ -11,7 +11,7 @@ from kernelwright.errors import InfrastructureError, KernelwrightError
 from kernelwright.execution.remote import RemoteExecutor
 from kernelwright.execution.service.client import ServiceClient
 from kernelwright.execution.service.protocol import EvaluationReply, EvaluationRequest, SettingsRequest, TaskText
-from kernelwright.execution.work import Judge, Work
+from kernelwright.execution.work import Evaluate, Work
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation
 
@@ -41,7 +41,7 @@ class HttpExecutor(RemoteExecutor):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def judge(self, work: Judge, paired: Candidate | None) -> Evaluation | KernelwrightError:
+    def judge(self, work: Evaluate, paired: Candidate | None) -> Evaluation | KernelwrightError:
         """Ask the service, and wait for its record."""
         with self._lock:
             key = work.task.sha256, work.candidate.sha256, work.settings
@@ -71,7 +71,7 @@ class HttpExecutor(RemoteExecutor):
         self._thread.join()
 
 
-def request_of(work: Judge, repeat: int = 0) -> EvaluationRequest:
+def request_of(work: Evaluate, repeat: int = 0) -> EvaluationRequest:
     """The request that asks for work: of its settings, those that a request may name and that differ from the defaults."""
     usual, wanted = Settings(), work.settings or Settings()
     changed = {

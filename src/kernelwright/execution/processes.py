@@ -11,15 +11,15 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from kernelwright.cores import cores_beside, timing_core
+from kernelwright.cores import cores_except, timing_core
 from kernelwright.errors import KernelwrightError
 from kernelwright.execution.fork_servers import ForkServers
-from kernelwright.execution.work import Baselines, Judge
+from kernelwright.execution.work import Baselines, Evaluate
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.settings import Settings
@@ -126,21 +126,19 @@ def judge_main(connection: Connection, device: str, settings_json: str, ready: b
     _set_up()
     settings = Settings.model_validate_json(settings_json)
     local = see_one_gpu(device)
+    servers = [ForkServer()]
+    # No block is returned that is in use in part.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1024")
+    import torch  # as the fork server does at the same time
+
+    from kernelwright.judge.judge import Judge
+
+    judge: Judge | None = None
     with contextlib.ExitStack() as stack:
-        server = ForkServer()
-        unused = stack.enter_context(contextlib.ExitStack())
-        unused.callback(server.close)
-        # No block is returned that is in use in part.
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1024")
-        import torch  # as the fork server does at the same time
-
-        from kernelwright.judge.judge import Judge as TaskJudge
-
-        judge: TaskJudge | None = None
+        stack.callback(_close_all, servers)
         if ready:
             with contextlib.suppress(KernelwrightError):  # the first work tries again, and tells
-                judge = stack.enter_context(TaskJudge(local, settings, fork_server=server))
-                unused.pop_all()
+                judge = stack.enter_context(Judge(local, settings, fork_server=servers.pop()))
         while True:
             try:
                 message = connection.recv()
@@ -152,21 +150,25 @@ def judge_main(connection: Connection, device: str, settings_json: str, ready: b
                 continue
             if judge is None:
                 try:
-                    judge = stack.enter_context(TaskJudge(local, settings, fork_server=server))
-                    unused.pop_all()
+                    judge = stack.enter_context(Judge(local, settings, fork_server=servers.pop() if servers else None))
                 except KernelwrightError as error:
                     connection.send(type(error)(*error.args))
                     return  # the next one tries in a new process: CUDA does not recover where it could not begin
             # Other judges time on the same core, and this one's own work must not be in their way.
-            os.sched_setaffinity(0, cores_beside(judge.core))
+            os.sched_setaffinity(0, cores_except(judge.core))
             connection.send(judged(judge, device, *message))
             # Other judges may need what the tensors of an evaluation held, which are gone by now; cycles, if any, are not.
             gc.collect()
             torch.cuda.empty_cache()
 
 
+def _close_all(servers: Iterable[ForkServer]) -> None:
+    for server in servers:
+        server.close()
+
+
 def judged(
-    judge: judging.Judge, device: str, work: Judge | Baselines, is_alone: bool
+    judge: judging.Judge, device: str, work: Evaluate | Baselines, is_alone: bool
 ) -> tuple[Evaluation, ...] | KernelwrightError:
     """The evaluations of work, or an error of the task or the machine, without its traceback.
 
@@ -217,7 +219,7 @@ def screen_main(connection: Connection, device: str, settings_json: str) -> None
     where = torch.device(local)
     core, memory = timing_core(where), DeviceMemory(where)
     # Neither tracing nor compilers beside what a judge times; screening times on another core.
-    os.sched_setaffinity(0, cores_beside(core))
+    os.sched_setaffinity(0, cores_except(core))
     policies: dict[bytes, Policy] = {}  # one that has traced a task need not do so again
     # Most tasks have a proposal for the compiler.
     with contextlib.closing(ForkServers(where.type, core, single=True)) as servers:

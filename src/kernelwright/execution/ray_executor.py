@@ -25,8 +25,8 @@ from typing import Any
 from kernelwright.errors import ConfigError, DeviceError, InfrastructureError, KernelwrightError
 from kernelwright.execution.executor import TRIES
 from kernelwright.execution.remote import RemoteExecutor
-from kernelwright.execution.work import Judge, Work
-from kernelwright.judge.judge import Judge as TaskJudge
+from kernelwright.execution.work import Evaluate, Work
+from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
 
@@ -79,7 +79,7 @@ class RayExecutor(RemoteExecutor):
         per_gpu: int = 1,
         cpus: float = 1.0,
         start_limit_s: float = START_LIMIT_S,
-        make_judge: Callable[[str, Settings], TaskJudge] = TaskJudge,
+        make_judge: Callable[[str, Settings], Judge] = Judge,
     ) -> None:
         if device not in ("auto", "cpu", "cuda") or per_gpu < 1 or (slots is not None and slots < 1):
             raise ConfigError(
@@ -151,7 +151,7 @@ class RayExecutor(RemoteExecutor):
             self.join()
             self._leave_ray()
 
-    def judge(self, work: Judge, paired: Candidate | None) -> Evaluation | KernelwrightError:
+    def judge(self, work: Evaluate, paired: Candidate | None) -> Evaluation | KernelwrightError:
         """Have work done by an actor, and by another one where it dies."""
         failed = "the executor was closed."
         for tries in range(1, TRIES + 1):
@@ -276,11 +276,11 @@ class _NoActorError(Exception):
 class JudgeActor:
     """The actor: a judge in a process of Ray's."""
 
-    def __init__(self, device: str, settings_json: str, make_judge: Callable[[str, Settings], TaskJudge]) -> None:
+    def __init__(self, device: str, settings_json: str, make_judge: Callable[[str, Settings], Judge]) -> None:
         self._device = device
         self._settings = Settings.model_validate_json(settings_json)
         self._make_judge = make_judge
-        self._judge: TaskJudge | None = None
+        self._judge: Judge | None = None
 
     def ready(self) -> int:
         """Id of the process, which answers once it runs."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.execution.work import Judge, Result, Work, baseline_of
+from kernelwright.execution.work import Evaluate, Result, Work, baseline_of
 from kernelwright.records import Candidate, Evaluation
 
 _POLL_S = 1.0
@@ -38,7 +38,7 @@ class RemoteExecutor(abc.ABC):
         """Held while the two sets change."""
 
     @abc.abstractmethod
-    def judge(self, work: Judge, paired: Candidate | None) -> Evaluation | KernelwrightError:
+    def judge(self, work: Evaluate, paired: Candidate | None) -> Evaluation | KernelwrightError:
         """Have one work judged, beside a baseline where one is given. Runs in a thread of its own."""
 
     @abc.abstractmethod
@@ -48,7 +48,7 @@ class RemoteExecutor(abc.ABC):
     @property
     def kinds(self) -> frozenset[type[Work]]:
         """Implements `Executor.kinds`: judging alone."""
-        return frozenset({Judge})
+        return frozenset({Evaluate})
 
     @property
     def wants_device(self) -> bool:
@@ -62,7 +62,7 @@ class RemoteExecutor(abc.ABC):
 
     def submit(self, work: Work) -> None:
         """Implements `Executor.submit`."""
-        assert isinstance(work, Judge)
+        assert isinstance(work, Evaluate)
         if self.is_shut:
             self._results.put(Result(work, _dropped(work)))
             return
@@ -122,7 +122,7 @@ class RemoteExecutor(abc.ABC):
         with self._guard:
             return [*self._pending]
 
-    def _do(self, work: Judge) -> None:
+    def _do(self, work: Evaluate) -> None:
         outcome: Evaluation | KernelwrightError
         try:
             outcome = _dropped(work) if self.is_over(work) else self.judge(work, baseline_of(work))

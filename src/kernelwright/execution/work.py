@@ -48,7 +48,7 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judge:
+class Evaluate:
     """One evaluation of a candidate by the judge."""
 
     task: Task
@@ -73,7 +73,7 @@ class Baselines:
     memory_bytes: int = 0
 
 
-Work = Screen | Judge | Baselines
+Work = Screen | Evaluate | Baselines
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,8 @@ class Progress:
 
 Outcome = Screened | Progress | Evaluation | tuple[Evaluation, ...] | KernelwrightError | None
 """An estimate or a policy's message, of which a `Screen` has any number; then what ends work: None for a `Screen`, an
-evaluation for a `Judge`, one for each of the `Baselines`, or an error of the task or the machine, never of the candidate."""
+evaluation for an `Evaluate`, one for each of the `Baselines`, or an error of the task or the machine, never of the
+candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class Executor(Protocol):
     ) -> None: ...
 
 
-def baseline_of(work: Judge) -> Candidate | None:
+def baseline_of(work: Evaluate) -> Candidate | None:
     """The candidate that the paired baseline of work names now."""
     paired = work.paired_baseline
     return paired if paired is None or isinstance(paired, Candidate) else paired()

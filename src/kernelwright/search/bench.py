@@ -17,7 +17,7 @@ from typing import Any
 import kernelwright
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.execution.executor import LocalExecutor
-from kernelwright.execution.work import Baselines, Executor, Judge
+from kernelwright.execution.work import Baselines, Evaluate, Executor
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.records.decisions import TaskRecords
@@ -120,7 +120,7 @@ def state_of(
     for settings in precisions:
         for entry, task in zip(suite.entries, tasks, strict=True):
             if entry.candidate is not None and Unrecorded(task.records.own, settings)(entry.candidate):
-                given.append(WorkStep(task, Judge(entry.task, entry.candidate, settings)))
+                given.append(WorkStep(task, Evaluate(entry.task, entry.candidate, settings)))
     for task in tasks:
         task.baselines = pending_baselines(task, baselines, plan.settings)
     in_turn = sorted(tasks, key=lambda task: task.task.id in failed)

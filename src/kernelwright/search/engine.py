@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.execution.proposals import Proposals
-from kernelwright.execution.work import Baselines, Executor, Judge, Progress, Result, Screen, Work
+from kernelwright.execution.work import Baselines, Evaluate, Executor, Progress, Result, Screen, Work
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.compiling import Compiles
@@ -43,7 +43,7 @@ CANDIDATE, SEARCH = "candidate", "search"
 """Names of work in `errors.json`, apart from those of baselines."""
 _ASK_AGAIN_S = 1.0
 """Time after which the loop looks again at what may begin, seconds: that may depend on the time alone."""
-_KINDS: tuple[type[Work], ...] = (Screen, Judge, Baselines)
+_KINDS: tuple[type[Work], ...] = (Screen, Evaluate, Baselines)
 
 
 class Clock(Protocol):
@@ -286,7 +286,7 @@ def to_cancel(state: SearchState) -> Iterator[WorkStep]:
 
 def _has_enough(task: TaskState, plan: SearchPlan) -> bool:
     """True where only autotuners are left to be screened, and a task has an improvement and nothing better to judge."""
-    if plan.is_limited or not _waits_for_autotuners(task) or task.runs(Judge):
+    if plan.is_limited or not _waits_for_autotuners(task) or task.runs(Evaluate):
         return False
     if next_to_judge(task.records.screened, task.records.verdicts, plan.judged, plan.schedule) is not None:
         return False
@@ -332,23 +332,25 @@ def _next_screening(state: SearchState) -> WorkStep | None:
 
 
 def _next_judgement(state: SearchState) -> WorkStep | None:
-    if state.free.get(Judge, 0) <= 0:
+    if state.free.get(Evaluate, 0) <= 0:
         return None
     if state.given:
         return state.given[0]
     if (task := open_task(state)) is not None:
         if task.proposed:
             first = task.proposed[0]
-            return WorkStep(task, Judge(task.task, first, state.plan.settings), MeasurementPlan(first, is_paired=False))
-        if not task.has_proposed_all or task.runs(Judge):
+            return WorkStep(task, Evaluate(task.task, first, state.plan.settings), MeasurementPlan(first, is_paired=False))
+        if not task.has_proposed_all or task.runs(Evaluate):
             return None
     if not state.judging_begins:
         return None
     is_over, room = state.is_screening_over, state.makes_room
     # Each task that is screened takes the place of a judge.
-    busy = state.slots.get(Judge, 1) - state.free[Judge]
+    busy = state.slots.get(Evaluate, 1) - state.free[Evaluate]
     screening = sum(task.runs(Screen) for task in state.tasks)
-    most = max(state.plan.schedule.judges_while_screening * state.slots.get(Judge, 1), state.slots.get(Judge, 1) - screening)
+    most = max(
+        state.plan.schedule.judges_while_screening * state.slots.get(Evaluate, 1), state.slots.get(Evaluate, 1) - screening
+    )
     if busy and not is_over and busy >= most:
         return None
     able = [task for task in state.tasks if _may_be_judged(task, state, is_over)]
@@ -361,7 +363,7 @@ def _next_judgement(state: SearchState) -> WorkStep | None:
 
 def judgement(task: TaskState, plan: MeasurementPlan, state: SearchState) -> WorkStep:
     """The step that carries out a measurement."""
-    work = Judge(
+    work = Evaluate(
         task.task,
         plan.candidate,
         settings=settings_for(plan, state.plan.settings, state.plan.schedule),
@@ -407,7 +409,7 @@ def _may_be_judged(task: TaskState, state: SearchState, is_over: bool) -> bool:
     It begins with the best one while only candidates of torch.compile and autotuners are left to be screened, and takes
     others while only autotuners are.
     """
-    if task.look is None or task.is_failed or task.runs(Judge) or (task.look == "judged" and not task.has_proposed_all):
+    if task.look is None or task.is_failed or task.runs(Evaluate) or (task.look == "judged" and not task.has_proposed_all):
         return False
     if is_over or state.is_screened(task):
         return True
@@ -429,7 +431,7 @@ def _next_baselines(state: SearchState) -> WorkStep | None:
     if any(task.look for task in state.tasks):
         if not state.judging_begins:
             return None
-        others = any(task.runs(Judge) or task.runs(Screen) for task in state.tasks)
+        others = any(task.runs(Evaluate) or task.runs(Screen) for task in state.tasks)
         if not state.plan.is_on_gpu and (others or not state.is_screening_over or open_task(state) is not None):
             return None
     pending = [task for task in state.tasks if task.baselines and not task.runs(Baselines)]
@@ -533,7 +535,7 @@ class Engine:
             del self.state.given[0]
         if task.proposed and step.plan is not None and step.plan.candidate is task.proposed[0]:
             del task.proposed[0]
-        if isinstance(work, Judge):
+        if isinstance(work, Evaluate):
             task.has_begun = True
             if step.plan is not None:
                 self._log(task, self._beginning(task, step.plan))
@@ -555,7 +557,7 @@ class Engine:
         """Ask the policy for what the judge takes next of the task whose proposals it takes one by one; True where it gave
         something, or has no more."""
         task = open_task(self.state)
-        if task is None or task.proposed or task.has_proposed_all or self.state.free.get(Judge, 0) <= 0:
+        if task is None or task.proposed or task.has_proposed_all or self.state.free.get(Evaluate, 0) <= 0:
             return False
         key = id(task)
         if key not in self._proposals:
@@ -565,7 +567,7 @@ class Engine:
                 task.task, plan.policy, plan.device, plan.budget, plan.seed, task.history, task.records.screened,
                 partial(self._log, task),
             )  # fmt: skip
-            self._proposals[key] = proposals.candidates(self.state.slots[Judge])
+            self._proposals[key] = proposals.candidates(self.state.slots[Evaluate])
         try:
             candidate = next(self._proposals[key])
         except StopIteration:

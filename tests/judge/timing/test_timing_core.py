@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kernelwright.cores import cores_beside
+from kernelwright.cores import cores_except
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.process import Worker
@@ -57,7 +57,7 @@ def moves(monkeypatch) -> list[set[int]]:
 def test_baselines_are_timed_on_it_and_let_go(judge, moves):
     (found,) = rotate(judge, RELU, [candidate(ON)], settings=SETTINGS)
     assert found.accepted, found.detail
-    assert moves == [{judge.core}] * 2 + [cores_beside(judge.core)] * 2
+    assert moves == [{judge.core}] * 2 + [cores_except(judge.core)] * 2
 
 
 def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):
@@ -66,7 +66,7 @@ def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):
     assert moves == []
     timed = SETTINGS.model_copy(update={"processes_min": 1, "processes_max": 1})
     judge.evaluate(RELU, candidate("True"), settings=timed)  # whatever a busy machine makes of it
-    once = [{judge.core}] * 3 + [cores_beside(judge.core)] * 3
+    once = [{judge.core}] * 3 + [cores_except(judge.core)] * 3
     assert moves == once * (len(moves) // 6)
     assert moves
 

@@ -28,7 +28,7 @@ from kernelwright.errors import (
 )
 from kernelwright.execution.service.protocol import EvaluationRequest, Metrics, SettingsRequest, State
 from kernelwright.execution.service.store import EvaluationStore
-from kernelwright.execution.work import Executor, Judge
+from kernelwright.execution.work import Evaluate, Executor
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Candidate, Contract, Evaluation, Task, sha256_of
 from kernelwright.tasks.source import check_task_source
@@ -63,7 +63,7 @@ class PendingEvaluation:
     """An evaluation that was asked for."""
 
     id: str
-    work: Judge
+    work: Evaluate
     repeat: int = 0
     state: State = State.QUEUED
     outcome: Outcome | None = None
@@ -102,7 +102,7 @@ class EvaluationQueue:
         self.store = store
         self.draining = False
         self._executor = executor
-        self.lanes = executor.free(Judge)
+        self.lanes = executor.free(Evaluate)
         """Evaluations that can go on at once."""
         self._queue_limit = queue_limit
         self._drain_s = drain_s
@@ -110,7 +110,7 @@ class EvaluationQueue:
         self._queue: asyncio.Queue[PendingEvaluation] = asyncio.Queue()
         self._pending: dict[str, PendingEvaluation] = {}
         self._failed: OrderedDict[str, KernelwrightError] = OrderedDict()
-        self._running: dict[Judge, asyncio.Future[Outcome]] = {}
+        self._running: dict[Evaluate, asyncio.Future[Outcome]] = {}
         """Evaluations that the executor has."""
         self._begun: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True for each result that the executor will have, then False."""
@@ -230,7 +230,7 @@ class EvaluationQueue:
         values = settings.model_dump(mode="json")
         values["forbid"] = sorted(values["forbid"])
         key = {"task": task.sha256, "candidate": candidate.sha256, "settings": values, "repeat": request.repeat}
-        return PendingEvaluation(sha256_of(key), Judge(task, candidate, settings), request.repeat)
+        return PendingEvaluation(sha256_of(key), Evaluate(task, candidate, settings), request.repeat)
 
     async def _serve(self) -> None:
         """One lane: hand the executor one request after another."""
@@ -253,10 +253,10 @@ class EvaluationQueue:
         """In a thread: take each result of the executor to the lane that waits for it."""
         while self._begun.get():
             result = self._executor.next_result()
-            if result is not None and isinstance(result.work, Judge):
+            if result is not None and isinstance(result.work, Evaluate):
                 self._loop.call_soon_threadsafe(self._hand_over, result.work, result.outcome)
 
-    def _hand_over(self, work: Judge, outcome: object) -> None:
+    def _hand_over(self, work: Evaluate, outcome: object) -> None:
         assert isinstance(outcome, Evaluation | KernelwrightError)
         self._running.pop(work).set_result(outcome)
 
@@ -334,7 +334,7 @@ def _in_words(outcome: Outcome) -> str:
     return "accepted" if outcome.speedup is None else f"accepted, {outcome.speedup:.4g}x"
 
 
-def _shutting_down(work: Judge) -> ShuttingDownError:
+def _shutting_down(work: Evaluate) -> ShuttingDownError:
     return ShuttingDownError(
         f"Wanted an evaluation of {work.task.id}; the service is shutting down before it has begun. Ask again later."
     )

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import kernelwright
-from kernelwright.cores import cores_beside
+from kernelwright.cores import cores_except
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.sessions import Ending, Session
@@ -113,7 +113,7 @@ class ForkServer:
         """Leave this core of the processor free from now on, as do later forks: they have this one thread only."""
         with contextlib.suppress(ProcessLookupError):  # where it is gone, the first worker tells
             if core is not None:
-                os.sched_setaffinity(self.process.pid, cores_beside(core))
+                os.sched_setaffinity(self.process.pid, cores_except(core))
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 
 import torch
 
-from kernelwright.cores import cores_beside
+from kernelwright.cores import cores_except
 from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
 from kernelwright.judge.isolation.fork_server import ForkServer
@@ -516,7 +516,7 @@ def on_core(core: int | None, workers: Iterable[Worker]) -> Iterator[None]:
         yield
     finally:
         for worker in moved:
-            worker.run_on(cores_beside(core))
+            worker.run_on(cores_except(core))
 
 
 def _of_the_process(settings: Settings) -> dict[str, Any]:
