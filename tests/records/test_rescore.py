@@ -33,7 +33,7 @@ def timings(speedup=2.0, rival=None):
                     null_us=(latency_us * 1.002, latency_us),
                     candidate_us=claimed_us,
                     claimed_us=claimed_us,
-                    rival_us=(latency_us / rival, latency_us / rival) if rival else (),
+                    paired_baseline_us=(latency_us / rival, latency_us / rival) if rival else (),
                 )
             )
         series.append(
@@ -83,25 +83,28 @@ def test_a_ratio_to_a_rival_is_of_charged_calls_and_lowered_as_the_speedup_is():
     blocks, series = timings(rival=1.6)
     believed = score(blocks, (), rule)
     # Every pair of calls: the rival takes 1 / 1.6 of the reference's time, the candidate 1 / 2 and once 1.01 / 2.
-    assert believed.vs_rival.estimate == pytest.approx(2 / 1.6, rel=0.011)
+    assert believed.vs_paired_baseline.estimate == pytest.approx(2 / 1.6, rel=0.011)
     found = score(blocks, series, rule)
-    assert found.vs_rival.estimate < 0.95 * believed.vs_rival.estimate
-    assert found.vs_rival.estimate == pytest.approx(found.speedup.estimate / 1.6, rel=1e-3)
-    assert found.vs_rival.low == pytest.approx(found.speedup.low / 1.6, rel=1e-2)
-    assert found.vs_rival.low <= found.vs_rival.estimate <= found.vs_rival.high
+    assert found.vs_paired_baseline.estimate < 0.95 * believed.vs_paired_baseline.estimate
+    assert found.vs_paired_baseline.estimate == pytest.approx(found.speedup.estimate / 1.6, rel=1e-3)
+    assert found.vs_paired_baseline.low == pytest.approx(found.speedup.low / 1.6, rel=1e-2)
+    assert found.vs_paired_baseline.low <= found.vs_paired_baseline.estimate <= found.vs_paired_baseline.high
     # An outer clock that contradicts the claim takes as much off both.
     slow = [one.model_copy(update={"candidate_outer_us": (260.0, 261.0, 259.0, 260.0)}) for one in series]
     lowered = score(blocks, slow, rule)
     assert lowered.speedup.high < 1
-    assert lowered.vs_rival.low <= lowered.vs_rival.estimate <= lowered.vs_rival.high < 1
+    assert lowered.vs_paired_baseline.low <= lowered.vs_paired_baseline.estimate <= lowered.vs_paired_baseline.high < 1
     numbers = lowered.numbers
     assert [numbers[name] for name in ("vs_rival", "vs_rival_low", "vs_rival_high")] == [
-        lowered.vs_rival.estimate,
-        lowered.vs_rival.low,
-        lowered.vs_rival.high,
+        lowered.vs_paired_baseline.estimate,
+        lowered.vs_paired_baseline.low,
+        lowered.vs_paired_baseline.high,
     ]
     # One that was dropped on the way has no ratio.
-    assert score([*blocks[:-1], blocks[-1].model_copy(update={"rival_us": ()})], series, rule).vs_rival is None
+    assert (
+        score([*blocks[:-1], blocks[-1].model_copy(update={"paired_baseline_us": ()})], series, rule).vs_paired_baseline
+        is None
+    )
 
 
 def test_the_claims_interval_over_a_rival_is_lowered_by_the_factors_of_the_speedup():

@@ -18,7 +18,12 @@ from kernelwright.records.reasons import Label, Reason
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+def _stored_as(name: str, default: Any) -> Any:
+    """A field that records on disk have under another name, which predates the attribute's."""
+    return Field(default=default, validation_alias=name, serialization_alias=name)
 
 
 class Verdict(StrEnum):
@@ -119,8 +124,8 @@ class TimingBlock(_Record):
     """A second process of the reference, for the A/A noise floor."""
     claimed_us: tuple[float, ...] = ()
     """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
-    rival_us: tuple[float, ...] = ()
-    """Latency of the rival, by its own clock; empty without one."""
+    paired_baseline_us: tuple[float, ...] = _stored_as("rival_us", ())
+    """Latency of the paired baseline, by its own clock; empty without one."""
 
 
 class TimingSeries(_Record):
@@ -179,13 +184,13 @@ class Evaluation(_Record):
     reference_us: float | None = None
     candidate_us: float | None = None
     """Median latency over all calls."""
-    rival: str | None = None
+    paired_baseline: str | None = _stored_as("rival", None)
     """Name of the stock baseline that was timed in the same process triples; None without one."""
-    vs_rival: float | None = None
-    """Rival's latency / candidate latency, paired."""
-    vs_rival_low: float | None = None
+    vs_paired_baseline: float | None = _stored_as("vs_rival", None)
+    """Latency of that baseline / candidate latency, paired."""
+    vs_paired_baseline_low: float | None = _stored_as("vs_rival_low", None)
     """Lower end of its 95 % interval."""
-    vs_rival_high: float | None = None
+    vs_paired_baseline_high: float | None = _stored_as("vs_rival_high", None)
     labels: tuple[Label, ...] = ()
     device: str = "cpu"
     policy: str = "file"

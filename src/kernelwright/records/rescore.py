@@ -18,10 +18,10 @@ from kernelwright.records.tables import ENTRIES, BenchEntry, table_json, task_re
 TOLERANCE = 1e-6
 """Relative difference that other versions of numpy and libm may make; our choice."""
 CONFIRMATIONS = "confirmations.jsonl"
-_NUMBERS = (
-    *("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us"),
-    *("vs_rival", "vs_rival_low", "vs_rival_high"),
-)
+_NUMBERS = {
+    name: name for name in ("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us")
+} | {f"vs_rival{end}": f"vs_paired_baseline{end}" for end in ("", "_low", "_high")}
+"""Attributes of an evaluation by their names on disk."""
 _FIRST_SCORED = "2026-11-23"
 _CONFIRMED = ("speedup", "low", "high", "noise_floor", "is_improvement")
 _OLD_NAMES = {"is_gain": "is_improvement"}
@@ -100,7 +100,7 @@ def rescore(run: RunDirectory) -> Rescore:
 
 
 def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
-    recorded: dict[str, Any] = {name: getattr(evaluation, name) for name in _NUMBERS}
+    recorded: dict[str, Any] = {name: getattr(evaluation, attribute) for name, attribute in _NUMBERS.items()}
     if not evaluation.blocks and evaluation.scoring is None and not any(value is not None for value in recorded.values()):
         return  # rejected, or never timed: there is no number
     if not evaluation.accepted:

@@ -42,13 +42,13 @@ class Score:
     """Timed calls, the candidate's charged."""
     series: tuple[TimingSeries, ...]
     scoring: Scoring
-    vs_rival: Interval | None = None
-    """Rival's latency / the candidate's; None where no rival was timed in every block."""
+    vs_paired_baseline: Interval | None = None
+    """Latency of the paired baseline / the candidate's; None where none was timed in every block."""
 
     @property
     def numbers(self) -> dict[str, float | None]:
         """The numbers under their names in an evaluation."""
-        rival = self.vs_rival
+        paired = self.vs_paired_baseline
         return {
             "speedup": self.speedup.estimate,
             "speedup_low": self.speedup.low,
@@ -56,9 +56,9 @@ class Score:
             "noise_floor": self.noise_floor,
             "reference_us": self.reference_us,
             "candidate_us": self.candidate_us,
-            "vs_rival": rival.estimate if rival else None,
-            "vs_rival_low": rival.low if rival else None,
-            "vs_rival_high": rival.high if rival else None,
+            "vs_rival": paired.estimate if paired else None,
+            "vs_rival_low": paired.low if paired else None,
+            "vs_rival_high": paired.high if paired else None,
         }
 
     @property
@@ -102,14 +102,14 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
     candidate_us = median(value for block in charged for value in block.candidate_us)
     nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
     speedup, floor = score_ratios(log_ratios(charged), nulls, scoring.miss_probability)
-    claimed, vs_rival = speedup, None
+    claimed, vs_paired_baseline = speedup, None
     if charges:
         alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
         hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
         speedup = confirmed(speedup, ratio_interval(alone, miss_probability=scoring.miss_probability), hidden_share)
-    if all(block.rival_us for block in charged):
-        vs_rival = ratio_interval(log_ratios(charged, rival=True), miss_probability=scoring.miss_probability)
-        vs_rival = _lowered_alike(vs_rival, claimed, speedup)
+    if all(block.paired_baseline_us for block in charged):
+        vs_paired_baseline = ratio_interval(log_ratios(charged, paired=True), miss_probability=scoring.miss_probability)
+        vs_paired_baseline = _lowered_alike(vs_paired_baseline, claimed, speedup)
     return Score(
         speedup=speedup,
         noise_floor=floor,
@@ -118,7 +118,7 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
         blocks=charged,
         series=tuple(series),
         scoring=scoring,
-        vs_rival=vs_rival,
+        vs_paired_baseline=vs_paired_baseline,
     )
 
 
@@ -163,14 +163,17 @@ def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
     )
 
 
-def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, rival: bool = False) -> list[list[float]]:
+def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, paired: bool = False) -> list[list[float]]:
     """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
 
-    `null` takes the second reference in the candidate's place, `rival` the rival in the reference's.
+    `null` takes the second reference in the candidate's place, `paired` the paired baseline in the reference's.
     """
     processes: dict[int, list[float]] = {}
     for block in blocks:
-        base, other = block.rival_us if rival else block.reference_us, block.null_us if null else block.candidate_us
+        base, other = (
+            block.paired_baseline_us if paired else block.reference_us,
+            block.null_us if null else block.candidate_us,
+        )
         processes.setdefault(block.process, []).extend(
             math.log(mine) - math.log(theirs) for mine, theirs in zip(base, other, strict=True)
         )
@@ -194,7 +197,7 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
 
 
 def _lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
-    """A candidate's ratio to its rival, lowered by the factors by which the outer clock lowered its claim over eager."""
+    """A candidate's ratio to its paired baseline, lowered as the outer clock lowered its claim over eager."""
     estimate = ratio.estimate * final.estimate / claimed.estimate
     low, high = ratio.low * final.low / claimed.low, ratio.high * min(1.0, final.high / claimed.high)
     return Interval(estimate, min(low, estimate), max(high, estimate))

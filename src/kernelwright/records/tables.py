@@ -143,16 +143,16 @@ class TaskResult:
         """Speedup against a baseline and its interval, from the candidate's own process triples; None where it was not timed
         there."""
         found = self.evaluation
-        if found is None or found.rival is None or found.rival != self._named(baseline):
+        if found is None or found.paired_baseline is None or found.paired_baseline != self._named(baseline):
             return None
-        if found.vs_rival is None or found.vs_rival_low is None or found.vs_rival_high is None:
+        if found.vs_paired_baseline is None or found.vs_paired_baseline_low is None or found.vs_paired_baseline_high is None:
             return None
-        return found.vs_rival, found.vs_rival_low, found.vs_rival_high
+        return found.vs_paired_baseline, found.vs_paired_baseline_low, found.vs_paired_baseline_high
 
     def speedup(self, baseline: str = REFERENCE) -> float | None:
         """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.
 
-        Where the baseline was timed in the candidate's own process triples, as its rival, it is that paired ratio. Elsewhere
+        Where the baseline was timed in the candidate's own process triples, it is that paired ratio. Elsewhere
         it is the paired speedup against the reference, times the ratio of the two baselines' latencies, so that each ratio
         is between numbers of one harness. A candidate that is itself a baseline is as fast as that one, and
         no faster than the best.

@@ -18,17 +18,17 @@ def test_a_paired_baseline_is_timed_in_the_same_process_triples_as_the_candidate
     found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, paired_baseline=slow)
     assert found.accepted, found.detail
     assert {block.process for block in found.blocks} >= {0, 1}  # a busy machine has a third
-    assert all(len(block.rival_us) == len(block.candidate_us) == 2 for block in found.blocks)
-    assert min(value for block in found.blocks for value in block.rival_us) > 4000
-    assert found.rival == "slow"
-    assert found.vs_rival_low <= found.vs_rival <= found.vs_rival_high
-    assert found.vs_rival > 4 * found.speedup
+    assert all(len(block.paired_baseline_us) == len(block.candidate_us) == 2 for block in found.blocks)
+    assert min(value for block in found.blocks for value in block.paired_baseline_us) > 4000
+    assert found.paired_baseline == "slow"
+    assert found.vs_paired_baseline_low <= found.vs_paired_baseline <= found.vs_paired_baseline_high
+    assert found.vs_paired_baseline > 4 * found.speedup
     assert "rival" not in found.checks
     assert "baseline call" in found.checks["spent_s"]
     assert Evaluation.model_validate_json(found.model_dump_json()) == found
     once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
     again = shared_judge.evaluate(RELU, candidate(), settings=once)
-    assert (again.rival, again.vs_rival, again.blocks[0].rival_us) == (None, None, ())
+    assert (again.paired_baseline, again.vs_paired_baseline, again.blocks[0].paired_baseline_us) == (None, None, ())
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,13 @@ def test_a_paired_baseline_that_fails_is_noted_and_decides_nothing(shared_judge:
     found = shared_judge.evaluate(RELU, candidate(), settings=TRIPLES, paired_baseline=bad)
     assert found.accepted, found.detail
     assert why in found.checks["rival"]
-    assert (found.rival, found.vs_rival, found.vs_rival_low, found.vs_rival_high) == (None, None, None, None)
-    assert not any(block.rival_us for block in found.blocks)
+    assert (
+        found.paired_baseline,
+        found.vs_paired_baseline,
+        found.vs_paired_baseline_low,
+        found.vs_paired_baseline_high,
+    ) == (None, None, None, None)
+    assert not any(block.paired_baseline_us for block in found.blocks)
     assert {block.process for block in found.blocks} >= {0, 1}
 
 
@@ -70,5 +75,5 @@ def test_where_memory_did_not_suffice_beside_others_there_is_no_paired_baseline(
     monkeypatch.setattr(shared_judge._memory, "alone", True)
     once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
     found = shared_judge.evaluate(RELU, candidate(), settings=once, paired_baseline=SAME)
-    assert (found.accepted, found.rival) == (True, None)
+    assert (found.accepted, found.paired_baseline) == (True, None)
     assert "memory" in found.checks["rival"]

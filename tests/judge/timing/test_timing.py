@@ -687,7 +687,7 @@ def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_pair
 
     def with_rival(*given):
         triple = made(*given)
-        block = triple.blocks[0].model_copy(update={"rival_us": (rival_us, rival_us)})
+        block = triple.blocks[0].model_copy(update={"paired_baseline_us": (rival_us, rival_us)})
         return replace(triple, blocks=(block,))
 
     trial = FakeTrial()

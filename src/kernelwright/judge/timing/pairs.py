@@ -151,7 +151,7 @@ def tells_enough(found: Score, settings: Settings, processes: int) -> bool:
     # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
     slower = found.speedup.high < 1 and processes >= _PROCESSES_TO_BE_SURE
     faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
-    decided = found.vs_rival is None or found.vs_rival.is_decided
+    decided = found.vs_paired_baseline is None or found.vs_paired_baseline.is_decided
     return found.speedup.half_width < settings.target_half_width or slower or (faster and decided)
 
 
