@@ -52,10 +52,10 @@ def suite() -> Suite:
 def cheap(monkeypatch):
     """Two baselines that need no compiler."""
     again = (
-        ("class {name}({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs).clone()\n",),
+        ("class $name($base):\n    def forward(self, *inputs):\n        return super().forward(*inputs).clone()\n",),
         "",
     )
-    wrong = (("class {name}({base}):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n",), "")
+    wrong = (("class $name($base):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n",), "")
     monkeypatch.setattr("kernelwright.rewrites.baselines.BASELINES", {"again": again, "wrong": wrong})
     for name in ("baselines", "bench"):
         monkeypatch.setattr(f"kernelwright.search.{name}.ALL_BASELINES", ("eager", "again", "wrong"))
