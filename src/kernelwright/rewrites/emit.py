@@ -14,12 +14,22 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
 
-from kernelwright.rewrites.graph import Editor, aten, contiguous_strides, has_effect, is_call, is_tensor, numel, value
+from kernelwright.rewrites.graph import (
+    Editor,
+    aten,
+    contiguous_strides,
+    has_effect,
+    is_call,
+    is_tensor,
+    numel,
+    packet_of,
+    value,
+)
 from kernelwright.rewrites.printing import OpPrinter
 from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError, aliases_placeholder
 from kernelwright.rewrites.wrappers import GUARD
@@ -37,7 +47,6 @@ _MOVES = re.compile(r"self\.\w+ = self\.\w+\.to\(\w+\.device\)")
 HIDDEN_FUNCTIONS = frozenset({"get_inputs", "get_init_inputs"})
 
 
-@runtime_checkable
 class GeneratedKernel(Protocol):
     """A call target that brings its own source."""
 
@@ -119,10 +128,10 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
     for node in nodes:
         target: Any = node.target
         expression = printer.call(node)
-        if isinstance(target, GeneratedKernel) and not inspect.isfunction(target):
-            kernels[target] = None
-        elif inspect.isfunction(target):
+        if inspect.isfunction(target):
             helpers[target] = None
+        elif packet_of(node) is None and not inspect.isbuiltin(target):
+            kernels[target] = None
         dying = [source for source in node.all_input_nodes if last_use[source] is node and source in names]
         if has_effect(node) and not node.users:
             lines.append(expression)
