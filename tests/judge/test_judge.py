@@ -47,9 +47,9 @@ def why(found: Evaluation) -> tuple[Reason | None, str]:
 
 def test_an_honest_candidate_is_accepted_and_timed(judge):
     told = []
-    judge._progress = told.append
+    judge.progress = told.append
     found = judge.evaluate(RELU, candidate(), settings=TIME)
-    judge._progress = lambda text: None
+    judge.progress = lambda text: None
     assert found.accepted, why(found)
     assert found.reason is None
     assert found.verdict is Verdict.ACCEPTED
@@ -1254,7 +1254,7 @@ def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raise
 
     closed = []
     monkeypatch.setattr(judge_module, "CacheFlush", fail)
-    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self._workers.close(), self._fork_server.close()))
+    monkeypatch.setattr(Judge, "close", lambda self: (closed.append(1), self.workers.close(), self.fork_server.close()))
     with pytest.raises(becomes) as caught:
         Judge("cpu")
     assert closed
@@ -1267,5 +1267,5 @@ def test_a_full_gpu_is_said_in_one_line_and_leaves_no_process(monkeypatch, raise
 )
 def test_calls_that_exceed_the_budget_together_are_slow(mine_us, why):
     sides = [SimpleNamespace(calls_us=[one]) for one in (1e6, mine_us)]
-    assert why in judge_module._slow(*sides, budget_s=10.0)
-    assert bool(judge_module._slow(*sides, budget_s=10.0)) == bool(why)
+    assert why in judge_module.slowness(*sides, budget_s=10.0)
+    assert bool(judge_module.slowness(*sides, budget_s=10.0)) == bool(why)

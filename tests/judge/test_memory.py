@@ -191,7 +191,7 @@ def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(t
         harness.op_truth({})
         # Two inputs with their truths; in float64 an input and an output for lower precision. It was 14.
         assert held.peak < 10 * N + ROOM
-        harness._timed = harness._timed[:1]  # as of an input beyond `TIMED_BYTES_MAX`
+        harness.timed = harness.timed[:1]  # as of an input beyond `TIMED_BYTES_MAX`
         held.peak = 0
         assert not harness.op_build({"source": CANDIDATE})
         harness.op_call({})

@@ -473,7 +473,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
     monkeypatch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
-    monkeypatch.setattr(ProcessTriple, "_near", lambda *arguments: None)
+    monkeypatch.setattr(ProcessTriple, "expect_near", lambda *arguments: None)
     # Those compare a few outputs as well.
     monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
     monkeypatch.setattr(ProcessTriple, "verify_process", lambda self, against_truth: None)

@@ -70,7 +70,7 @@ def test_a_bad_schedule_is_reported_and_the_next_one_runs(child, cubin, failure,
 
 def test_a_schedule_that_never_ends_is_stopped():
     with ContainedLauncher(SPEC, b"original", fake_launcher, limit_s=0.3) as child:
-        process = child._process
+        process = child.process
         with pytest.raises(ScheduleFailedError) as failed:
             child.compare(b"hang", [1])
         assert failed.value.failure is ScheduleFailure.HANG
@@ -102,7 +102,7 @@ def test_an_original_that_does_not_run_is_the_machines_or_the_specs_fault(origin
     child = ContainedLauncher(SPEC, original, factory)
     with pytest.raises(DeviceError, match=said):
         child.ready()
-    assert child._process is None
+    assert child.process is None
 
 
 def test_a_defect_of_the_launcher_is_not_blamed_on_the_schedule(child):
@@ -124,16 +124,16 @@ def test_an_answer_of_another_form_is_a_defect_of_ours(monkeypatch):
 def test_a_process_that_survives_its_killing_is_a_device_error():
     launcher = ContainedLauncher(SPEC, b"original", fake_launcher)
     immortal = SimpleNamespace(pid=7, is_alive=lambda: True, kill=lambda: None, join=lambda seconds: None)
-    launcher._process, launcher._connection = immortal, SimpleNamespace(close=lambda: None)
+    launcher.process, launcher._connection = immortal, SimpleNamespace(close=lambda: None)
     with pytest.raises(DeviceError, match="the GPU has to be reset"):
         launcher._stop()
-    launcher._process = None
+    launcher.process = None
 
 
 def test_no_process_is_left_behind():
     child = ContainedLauncher(SPEC, b"original", fake_launcher)
     child.ready()
-    pid = child._process.pid
+    pid = child.process.pid
     child.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -148,7 +148,7 @@ def test_a_hanging_schedule_does_not_outlive_a_killed_parent(tmp_path):
         "if __name__ == '__main__':\n"
         "    child = ContainedLauncher(SPEC, b'original', fake_launcher, limit_s=100)\n"
         "    child.ready()\n"
-        "    print(child._process.pid, flush=True)\n"
+        "    print(child.process.pid, flush=True)\n"
         "    child.compare(b'hang', [1])\n"
     )
     os.mkfifo(tmp_path / "hangs")

@@ -73,7 +73,7 @@ class Judge:
         self.core = timing_core(self.device)
         """Core of the processor on which calls are timed; None where workers stay where they are."""
         self.settings = settings or Settings()
-        self._progress = progress or (lambda text: None)
+        self.progress = progress or (lambda text: None)
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self.fork_server = fork_server or ForkServer()
         self.fork_server.keep_off(self.core)
@@ -242,7 +242,7 @@ class Judge:
     def _examine(self, trial: Trial) -> None:
         settings, findings = trial.settings, trial.findings
         findings.add(CheckFinding.remark(label, "by its source") for label in sorted(findings.labels))
-        self._progress("checking")
+        self.progress("checking")
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             with counted(findings.phases_s, "check"):
@@ -254,7 +254,7 @@ class Judge:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
                 trial = replace(trial, settings=once, paired_baseline=None)
-            if settings.timed and (why := _slow(sides[0], sides[1], settings.budget_s)):
+            if settings.timed and (why := slowness(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
                 trial = replace(trial, settings=trial.settings.brief)
             if not settings.timed:
@@ -310,10 +310,10 @@ class Judge:
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
-        self._progress("timing")
+        self.progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-        score, processes = PairedTiming(trial, check, self.flush, self._progress).run(checked)
+        score, processes = PairedTiming(trial, check, self.flush, self.progress).run(checked)
         checks["device_after"] = device_state(self.device)
         checks["clocks"] = {"processes": processes}
         return score
@@ -358,7 +358,7 @@ def record_of(
     )
 
 
-def _slow(reference: Side, candidate: Side, budget_s: float) -> str:
+def slowness(reference: Side, candidate: Side, budget_s: float) -> str:
     """Why many timed calls of a candidate are not worth their time, by the calls of its check; empty if they are."""
     theirs_us, mine_us = (median(side.calls_us) for side in (reference, candidate))
     if mine_us >= _SLOW_RATIO * theirs_us:

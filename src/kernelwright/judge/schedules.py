@@ -135,7 +135,8 @@ class ContainedLauncher:
     limit_s: float = 20.0
     """Longest time of one request, seconds; a schedule that takes longer hangs."""
     restarts: int = field(default=0, init=False)
-    _process: Any = field(default=None, init=False)
+    process: Any = field(default=None, init=False)
+    """The child; None before its start and after its end."""
     _connection: Any = field(default=None, init=False)
     _ready: Ready | None = field(default=None, init=False)
 
@@ -175,16 +176,16 @@ class ContainedLauncher:
         """End the process."""
         if self._connection is not None:
             self._connection.close()
-            self._process.join(_STOP_TIMEOUT_S)
+            self.process.join(_STOP_TIMEOUT_S)
         self._stop()
 
     def _start(self) -> Ready:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(
+        self.process = context.Process(
             target=serve, args=(theirs, self.factory, self.spec, self.original), daemon=True, name="kernelwright-schedules"
         )
-        self._process.start()
+        self.process.start()
         theirs.close()
         try:
             answer = self._answer(START_TIMEOUT_S)
@@ -225,25 +226,25 @@ class ContainedLauncher:
                 raise ScheduleFailedError(ScheduleFailure.HANG, f"no answer within {limit_s:g} s")
             answer = self._connection.recv()
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            self._process.join(_STOP_TIMEOUT_S)
-            raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self._process.exitcode}") from error
+            self.process.join(_STOP_TIMEOUT_S)
+            raise ScheduleFailedError(ScheduleFailure.CRASH, f"exit status {self.process.exitcode}") from error
         if isinstance(answer, DeviceError):
             self._stop()
             raise answer
         return answer
 
     def _stop(self) -> None:
-        if self._process is not None:
-            if self._process.is_alive():
-                self._process.kill()
-            self._process.join(_KILL_TIMEOUT_S)
+        if self.process is not None:
+            if self.process.is_alive():
+                self.process.kill()
+            self.process.join(_KILL_TIMEOUT_S)
             self._connection.close()
-            if self._process.is_alive():
+            if self.process.is_alive():
                 raise DeviceError(
-                    f"wanted process {self._process.pid} to end after its schedule hung, found it alive "
+                    f"wanted process {self.process.pid} to end after its schedule hung, found it alive "
                     f"{_KILL_TIMEOUT_S:.0f} s after it was killed; the GPU has to be reset"
                 )
-        self._process = self._connection = self._ready = None
+        self.process = self._connection = self._ready = None
 
 
 def serve(

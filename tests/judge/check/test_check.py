@@ -268,7 +268,7 @@ def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(mo
     one = checker(NORMALISED, with_channels_last)
     judged(one)
     judged(one, CONSTANT)
-    monkeypatch.setattr(Bounds, "_norms_summed_otherwise", lambda self, question: [])
+    monkeypatch.setattr(Bounds, "norms_summed_otherwise", lambda self, question: [])
     with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
@@ -276,7 +276,7 @@ def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(mo
 def test_that_is_only_where_another_set_has_told_the_precision_and_never_narrower():
     one = checker(NORMALISED)
     question = posed(one, CONSTANT)
-    assert one.bounds._norms_summed_otherwise(question) == []
+    assert one.bounds.norms_summed_otherwise(question) == []
     judged(one)
     before, after = question.tolerance.allowed, one.bounds.summed_otherwise(question).tolerance.allowed
     assert after.rms > before.rms
@@ -311,7 +311,7 @@ def test_where_another_layout_says_nothing_the_tolerance_stays(forward):
     one = checker(task(forward, "[torch.randn(4, 3, 8, 8)]"))
     judged(one)
     question = posed(one, INPUT_SETS[1])
-    assert one.bounds._norms_summed_otherwise(question) == []
+    assert one.bounds.norms_summed_otherwise(question) == []
 
 
 # --- sums in another order ------------------------------------------------------------------------------
@@ -564,7 +564,7 @@ def test_a_reference_that_is_gone_is_asked_nothing_more(ended, error):
 
     examiner = SimpleNamespace(call=call, reference=SimpleNamespace(worker=SimpleNamespace(ended=ended)))
     with pytest.raises(error, match="so it is"):
-        Examiner._reference_answer(examiner, INPUT_SETS[3], [])
+        Examiner.reference_answer(examiner, INPUT_SETS[3], [])
 
 
 # --- one draw is worse conditioned than another --------------------------------------------------------

@@ -101,7 +101,7 @@ def test_who_comes_after_one_that_waits_to_be_alone_waits_too(kind):
     later = threading.Thread(target=use, args=("later", False))
     with enter(False):
         waiting.start()
-        while not is_locked(turns._turn):
+        while not is_locked(turns.turn):
             pass
         later.start()
         later.join(0.2)
@@ -182,7 +182,7 @@ def measuring():
 
         threads.append(threading.Thread(target=measure))
         threads[-1].start()
-        while not is_locked(gate._turn):
+        while not is_locked(gate.turn):
             pass
 
     yield start
@@ -334,7 +334,7 @@ def test_one_that_dies_while_it_measures_keeps_nobody_stopped():
     with gate(shared=True), gate.request() as lock:
         other = subprocess.Popen([sys.executable, "-c", program, tempfile.gettempdir()], stdout=subprocess.PIPE, text=True)
         assert other.stdout.readline() == "near\n"
-        while not is_locked(gate._turn):
+        while not is_locked(gate.turn):
             pass
 
         def kill():

@@ -78,7 +78,7 @@ def made(tmp_path):
 
 def answering(made, reply):
     worker, _ = made
-    worker._channel = FakeChannel(reply)
+    worker.channel = FakeChannel(reply)
     return worker
 
 
@@ -96,9 +96,9 @@ def test_an_answer_with_its_requests_nonce_is_an_answer(made):
     worker = answering(made, good)
     answer, clocks = worker.exchange("call", 5.0, layout=3, seed=7)
     assert answer["x"] == 1
-    assert worker._channel.request["layout"] == 3
-    assert worker._channel.request["seed"] == 7
-    assert "hold" not in worker._channel.request, "a module could read in advance that it will be looked at again"
+    assert worker.channel.request["layout"] == 3
+    assert worker.channel.request["seed"] == 7
+    assert "hold" not in worker.channel.request, "a module could read in advance that it will be looked at again"
     assert clocks.inner_us == 2.5
     assert clocks.outer_us > 0
     assert clocks.idle_us == 0
@@ -139,9 +139,9 @@ def test_an_answer_to_the_request_before_is_a_violation(made):
 
 def test_an_answer_before_its_request_is_a_violation(made):
     worker = answering(made, good)
-    worker._channel.unread = True
+    worker.channel.unread = True
     assert failure(worker).reason is Reason.PROTOCOL_VIOLATION
-    assert not hasattr(worker._channel, "request")
+    assert not hasattr(worker.channel, "request")
 
 
 def test_without_both_looks_a_prepared_answer_would_pass(made, monkeypatch):
@@ -332,7 +332,7 @@ class SlowChannel(FakeChannel):
 
 def test_time_for_which_it_was_stopped_is_no_part_of_its_limit(made):
     worker, _ = made
-    worker._channel, gate = SlowChannel(looks=3), FakeGate(stands_aside_s=1000.0)
+    worker.channel, gate = SlowChannel(looks=3), FakeGate(stands_aside_s=1000.0)
     worker.spec = replace(worker.spec, gate=gate)
     _, clocks = worker.exchange("call", 5.0)
     assert gate.asked == 3
@@ -341,7 +341,7 @@ def test_time_for_which_it_was_stopped_is_no_part_of_its_limit(made):
 
 def test_one_that_does_not_answer_in_its_own_time_has_a_reason(made):
     worker, _ = made
-    worker._channel = SlowChannel(looks=10**9)
+    worker.channel = SlowChannel(looks=10**9)
     worker.spec = replace(worker.spec, gate=FakeGate())
     with pytest.raises(WorkerError) as caught:
         worker.request("call", 0.0)
@@ -350,7 +350,7 @@ def test_one_that_does_not_answer_in_its_own_time_has_a_reason(made):
 
 def test_one_that_is_timed_is_not_looked_at_while_it_answers(made):
     worker, _ = made
-    worker._channel = FakeChannel(good)
+    worker.channel = FakeChannel(good)
     worker.spec = replace(worker.spec, gate=FakeGate(alone=True))
     assert worker.request("call", 5.0)["x"] == 1
 
@@ -417,10 +417,10 @@ def test_a_failed_start_leaves_no_socket_open(tmp_path):
 def test_a_worker_forgets_if_it_lives_and_was_left_clean(made):
     worker = answering(made, lambda request: {**good(request), "clean": True})
     assert worker.forget()
-    assert worker._channel.request["op"] == "forget"
+    assert worker.channel.request["op"] == "forget"
     assert worker.arenas == {}
     worker.close()
-    worker._channel = FakeChannel(lambda request: pytest.fail("it was asked, and it is gone"))
+    worker.channel = FakeChannel(lambda request: pytest.fail("it was asked, and it is gone"))
     assert not worker.forget()
 
 
@@ -439,9 +439,9 @@ def test_a_worker_that_forgot_gets_new_memory_and_a_new_module(made):
     worker.request("release", 5.0)
     worker.forget()
     sent = []
-    worker._channel.send_files = sent.append
+    worker.channel.send_files = sent.append
     worker.adopt(replace(worker.spec, source="other", arena_bytes={"inputs": 512, "outputs": 1024}))
-    assert worker._channel.request["config"]["source"] == "other"
-    assert worker._channel.request["config"]["arenas"]["outputs"]["size_bytes"] == 1024
+    assert worker.channel.request["config"]["source"] == "other"
+    assert worker.channel.request["config"]["arenas"]["outputs"]["size_bytes"] == 1024
     assert sent == [[*worker.arenas["inputs"].files, *worker.arenas["outputs"].files]]
-    assert worker._channel.request["files"] == 2
+    assert worker.channel.request["files"] == 2

@@ -226,7 +226,7 @@ class FakeLibc:
 def kernel(monkeypatch):
     def install(abi=7, refuse=()):
         fake = FakeLibc(abi, refuse)
-        monkeypatch.setattr(sandbox, "_libc", fake)
+        monkeypatch.setattr(sandbox, "libc", fake)
         return fake
 
     return install
@@ -260,8 +260,8 @@ def test_without_landlock_nothing_is_asked_and_the_caller_is_told(kernel, tmp_pa
 
 def test_only_a_gpu_opens_the_drivers_devices(kernel, tmp_path, monkeypatch):
     opened = []
-    monkeypatch.setattr(sandbox, "_add_path", lambda ruleset, path, rights: opened.append(path))
-    monkeypatch.setattr(sandbox, "_gpu_nodes", lambda: [Path("/dev/nvidia3")])
+    monkeypatch.setattr(sandbox, "add_path", lambda ruleset, path, rights: opened.append(path))
+    monkeypatch.setattr(sandbox, "gpu_nodes", lambda: [Path("/dev/nvidia3")])
     kernel()
     sandbox.restrict_files((tmp_path,), (), "cuda:0")
     assert {Path("/dev/nvidia3"), Path("/dev/shm"), tmp_path} <= set(opened)
@@ -276,7 +276,7 @@ def test_the_device_files_of_the_driver(monkeypatch, tmp_path):
     (tmp_path / "nvidia-caps").mkdir()
     (tmp_path / "nvidia-caps" / "cap1").touch()
     monkeypatch.setattr(sandbox, "Path", lambda text: tmp_path / str(text).removeprefix("/dev").lstrip("/"))
-    names = {path.name for path in sandbox._gpu_nodes()}
+    names = {path.name for path in sandbox.gpu_nodes()}
     assert names == {"nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps", "cap1"}
 
 
@@ -289,16 +289,16 @@ def test_a_refusal_by_landlock_is_an_error_not_a_silence(kernel, tmp_path, step)
 
 def test_a_path_that_is_not_there_needs_no_rule(kernel, tmp_path):
     fake = kernel()
-    sandbox._add_path(0, tmp_path / "nowhere", 1)
+    sandbox.add_path(0, tmp_path / "nowhere", 1)
     assert fake.calls == []
 
 
 def test_a_rule_for_a_file_asks_for_no_rights_on_directories(kernel, tmp_path):
     fake = kernel()
     (tmp_path / "file").touch()
-    sandbox._add_path(0, tmp_path / "file", (1 << 16) - 1)
+    sandbox.add_path(0, tmp_path / "file", (1 << 16) - 1)
     ((_, _, attribute, _),) = fake.made("rule")
-    assert struct.unpack("=Qi", attribute)[0] == sandbox._FILE_RIGHTS
+    assert struct.unpack("=Qi", attribute)[0] == sandbox.FILE_RIGHTS
 
 
 @pytest.mark.parametrize("step", [f"prctl {sandbox.PR_SET_NO_NEW_PRIVS}", "capset"])
@@ -521,7 +521,7 @@ def test_its_own_children_and_threads_work(places):
 
 def test_what_is_given_up_cannot_be_taken_back(places):
     def attempt():
-        sandbox._libc.prctl(23, 0)
+        sandbox.libc.prctl(23, 0)
         status = Path("/proc/self/status").read_text()
         return {key: value.strip() for key, _, value in (line.partition(":") for line in status.splitlines())}
 
@@ -547,7 +547,7 @@ def test_files_are_bounded(places):
 def test_hidden_memory_belongs_to_nobody():
     def attempt():
         sandbox.hide_memory()
-        return sandbox._libc.prctl(3, 0, 0, 0, 0)
+        return sandbox.libc.prctl(3, 0, 0, 0, 0)
 
     assert in_child(attempt) == 0
 

@@ -114,9 +114,9 @@ def test_what_lay_in_the_slots_of_a_large_task_is_let_go_of(tmp_path, monkeypatc
     monkeypatch.setattr(stage_module, "LARGE_BYTES", 0 if large else 1 << 30)
     one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
     one.call(one.place(INPUTS, 0))
-    assert bool(one._placed) is not large
+    assert bool(one.placed) is not large
     one.series([INPUTS, INPUTS], [None, None])
-    assert bool(one._placed) is not large
+    assert bool(one.placed) is not large
 
 
 def test_the_latest_call_is_repeated_before_new_inputs_are_there_and_its_idle_time_counted(tmp_path):
@@ -205,10 +205,10 @@ def test_slots_of_a_large_task_overlap_and_have_other_addresses(tmp_path, monkey
     views = []
     for slot in range(stage_module.SLOTS):
         layout = one.place([x], slot)
-        assert [*one._placed] == [slot], "the other is not there any more"
-        views += [view for view, tensor in one._placed[slot] if tensor is x]
+        assert [*one.placed] == [slot], "the other is not there any more"
+        views += [view for view, tensor in one.placed[slot] if tensor is x]
         one.call(layout)
-        assert not one._placed, "the judge's own copy is let go of"
+        assert not one.placed, "the judge's own copy is let go of"
     first, second = views
     assert first.data_ptr() != second.data_ptr()
     assert torch.equal(second, x)
@@ -222,7 +222,7 @@ def test_whoever_reads_another_slot_of_a_large_task_gets_nothing_right(tmp_path,
     x = torch.randn(1 << 18).to(dtype)
     one = large_side(tmp_path, monkeypatch, [x])
     one.place([x], 1 - slot)
-    stale = next(view for view, tensor in one._placed[1 - slot] if tensor is x)
+    stale = next(view for view, tensor in one.placed[1 - slot] if tensor is x)
     one.call(one.place([x], slot))
     assert stale.sum().isnan()
     numbers = stale[~stale.isnan()]
@@ -260,11 +260,11 @@ def test_the_latest_call_is_the_one_whose_operators_are_asked_for(tmp_path, monk
 )
 def test_a_candidate_that_others_wait_for_has_little_more_time_than_it_has_needed(tmp_path, role, alone, seconds):
     one = side(tmp_path, lambda op: ANSWER, role=role)
-    assert one._limit_s() == 60.0, "compilers work in the first call"
+    assert one.limit_s() == 60.0, "compilers work in the first call"
     one.call(one.place(INPUTS, 0))
     one._spec = replace(one._spec, gate=SimpleNamespace(alone=alone))
     one._settings = Settings.quick(threads=1, run_limit_s=100.0 if alone and role == "candidate" else 5.0)
     one.calls_us = [1e6, 500.0]
-    assert one._limit_s(calls=2) == seconds
+    assert one.limit_s(calls=2) == seconds
     waits = role == "candidate" and alone
-    assert one._limit_s(other_us=7e6) == (75.0 if waits else 5.0), "the reference took as long for these inputs"
+    assert one.limit_s(other_us=7e6) == (75.0 if waits else 5.0), "the reference took as long for these inputs"

@@ -95,7 +95,7 @@ def fill(
     calls=8,
     series_us=None,
 ):
-    samples = run._samples[name]
+    samples = run.samples[name]
     samples.clocks += [CallClocks(inner_us, inner_us + harness_us, idle_us)] * calls
     samples.idle_us += [idle_us] * calls
     samples.quiet_us += [quiet_us] * calls
@@ -175,12 +175,12 @@ def test_of_large_outputs_only_the_candidates_are_kept_and_never_the_last_before
     for large, kept in ((False, list(SIDES)), (True, ["candidate"])):
         trial.shapes.is_large = large
         run = run_of(trial)
-        assert [name for name in (*SIDES, PAIRED_BASELINE) if run._holds(name)] == kept
+        assert [name for name in (*SIDES, PAIRED_BASELINE) if run.keeps_outputs(name)] == kept
     last = trial.settings.warmup_calls - 1
     assert last > 0
-    assert {run_of(trial)._hold_at for _ in range(100)} == set(range(last))
+    assert {run_of(trial).hold_at for _ in range(100)} == set(range(last))
     trial.shapes.is_large = False
-    assert {run_of(trial)._hold_at for _ in range(100)} == set(range(last + 1))
+    assert {run_of(trial).hold_at for _ in range(100)} == set(range(last + 1))
 
 
 def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
@@ -381,10 +381,10 @@ def test_where_a_call_on_a_gpu_is_brief_every_side_repeats_its_latest(device, la
     run = ProcessTriple(trial, trial.check, sides, lambda: 0.0)
     run._compare = lambda *answers, **how: None
     names = list(SIDES)
-    run._round(names, hold=False, keep=False)
+    run.round(names, hold=False, keep=False)
     assert story == [(name, 0) for name in names], "how long a call takes is not known yet"
     story.clear()
-    run._round(names, hold=False, keep=True)
+    run.round(names, hold=False, keep=True)
     assert story == [(name, repeats) for name in names]
 
 
@@ -415,25 +415,23 @@ def test_workers_on_a_processor_are_kept_still_between_calls(device, still):
     trial = FakeTrial(torch.device(device))
     trial.settings = trial.settings.model_copy(update={"warmup_calls": 1})
     run, stopped = run_of(trial), []
-    for name, side in run._sides.items():
+    for name, side in run.sides.items():
         side.worker.keep_still = lambda name=name: stopped.append(name)
-        run._samples[name].idle_us.append(0.0)
+        run.samples[name].idle_us.append(0.0)
     rounds = []
-    run._round = lambda order, *, hold, keep: [
+    run.round = lambda order, *, hold, keep: [
         rounds.append(stopped[:]),
-        *(samples.idle_us.append(0.0) for samples in run._samples.values()),
+        *(samples.idle_us.append(0.0) for samples in run.samples.values()),
     ]
     run.warm_up()
     assert sorted(stopped) == sorted(SIDES)[:still]
-    assert rounds == ([[]] * triple._WATCHED_ROUNDS if still else [])
+    assert rounds == ([[]] * triple.WATCHED_ROUNDS if still else [])
 
 
 def test_what_works_between_calls_is_seen_before_it_is_kept_still():
     run = run_of()
     idle_us = {"reference": 10.0, "candidate": 9000.0, "null": 10.0}
-    run._round = lambda order, *, hold, keep: [
-        samples.idle_us.append(idle_us[name]) for name, samples in run._samples.items()
-    ]
+    run.round = lambda order, *, hold, keep: [samples.idle_us.append(idle_us[name]) for name, samples in run.samples.items()]
     with pytest.raises(RejectionError) as caught:
         run.warm_up()
     assert caught.value.reason is Reason.WORK_OUTSIDE_TIMING
@@ -514,25 +512,25 @@ def test_outputs_of_timed_calls_must_be_near():
     run = run_of()
     wanted = SimpleNamespace(outputs=[torch.ones(4)])
     inputs, allowed = [torch.zeros(4)], run._check.timed_tolerance
-    run._near(SimpleNamespace(outputs=[torch.ones(4)]), wanted, "an output", allowed, inputs)
+    run.expect_near(SimpleNamespace(outputs=[torch.ones(4)]), wanted, "an output", allowed, inputs)
     with pytest.raises(RejectionError, match="an output") as caught:
-        run._near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
+        run.expect_near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
     with pytest.raises(RejectionError):
-        run._near(SimpleNamespace(outputs=[torch.full((4,), math.nan)]), wanted, "an output", allowed, inputs)
+        run.expect_near(SimpleNamespace(outputs=[torch.full((4,), math.nan)]), wanted, "an output", allowed, inputs)
     asked = []
     run._check.bounds = SimpleNamespace(settles=lambda *given: asked.append(given) or True)
-    run._near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
+    run.expect_near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
     assert [given[:2] for given in asked] == [(inputs, wanted.outputs)], "the truth of these very inputs has the last word"
 
 
 def test_the_first_timed_output_must_still_be_there():
     run = run_of(held=[torch.ones(3)])
-    run._first = list, [torch.ones(3)], []
+    run.held_call = list, [torch.ones(3)], []
     run.verify_held()
-    assert all(side.held is None for side in run._sides.values()), "its memory is wanted"
+    assert all(side.held is None for side in run.sides.values()), "its memory is wanted"
     run = run_of(held=[torch.ones(3)])
-    run._first = list, [torch.zeros(3)], []
+    run.held_call = list, [torch.zeros(3)], []
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
@@ -543,7 +541,7 @@ def test_the_first_timed_output_must_still_be_there():
 
 def test_a_view_of_an_input_is_not_expected_to_last():
     run = run_of(held=[torch.ones(3)])
-    run._first = list, [torch.zeros(3)], []
+    run.held_call = list, [torch.zeros(3)], []
     run._check.output_follows_input = True
     run.verify_held()
     assert run._trial.findings.labels == set()

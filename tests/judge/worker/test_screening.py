@@ -87,9 +87,9 @@ def test_each_candidate_that_counts_its_calls_is_timed_beside_a_reference_that_h
         assert harness.op_build({"source": source.replace("Model(", "ModelNew(")}) == {}
         harness.op_call({})
         assert harness.op_check({}) == {}
-        assert int(harness.model.calls) == int(harness._reference.calls) == 3
+        assert int(harness.model.calls) == int(harness.reference.calls) == 3
         harness.op_time({})
-        assert int(harness.model.calls) == int(harness._reference.calls) > 3
+        assert int(harness.model.calls) == int(harness.reference.calls) > 3
         assert harness.op_next({})["clean"]
 
 
@@ -111,8 +111,8 @@ def test_a_call_takes_no_less_than_its_launches(launches_us: int, wanted: float,
     steps = itertools.count(0, 1000 * launches_us)
     monkeypatch.setattr(screening.time, "perf_counter_ns", lambda: next(steps))
     harness.clock = SharedDevice()
-    assert harness._call_us(harness.model, harness._timed[0], 1) == wanted
-    assert harness._call_us(harness.model, harness._timed[0], 2) == max(launches_us, 14.0) / 2
+    assert harness._call_us(harness.model, harness.timed[0], 1) == wanted
+    assert harness._call_us(harness.model, harness.timed[0], 2) == max(launches_us, 14.0) / 2
 
 
 def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harness, monkeypatch) -> None:
@@ -185,7 +185,7 @@ def test_operations_take_the_time_of_a_product_in_the_task_s_own_type(dtype, tmp
     harness = made_in(tmp_path, PRODUCT.replace("DTYPE", str(dtype).removeprefix("torch.")))
     harness.clock = SharedDevice()
     before = settings_of_products()
-    operations_us = harness._operations_us(harness._posed[0])
+    operations_us = harness.operations_us(harness.posed[0])
     assert operations_us == pytest.approx(14.0 * (2 * 16 * 64 * 32) / (2 * 64**3))
     assert products == 5 * [(dtype, True)], "TF32 is allowed for all, and changes nothing for half precision"
     assert settings_of_products() == before
@@ -197,7 +197,7 @@ def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, mon
     monkeypatch.setattr(screening, "CacheFlush", lambda *_: setattr(harness, "device", SimpleNamespace(type="cuda")))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(harness, "_bytes_per_us", lambda: 4.0)
-    monkeypatch.setattr(harness, "_operations_per_us", lambda dtype: 8.0)
+    monkeypatch.setattr(harness, "operations_per_us", lambda dtype: 8.0)
     found = harness.op_truth({})
     assert found["least_us"] == 4 * (16 * 64 + 16 * 32) / 4.0
     assert found["operations_us"] == 2 * 16 * 64 * 32 / 8.0
@@ -228,7 +228,7 @@ def test_the_rate_of_products_leaves_every_setting_as_it_was(chosen, harness, pr
         if chosen is None:
             flags[0].fp32_precision = "none"  # as in a new process, where nobody has chosen
         before = settings_of_products()
-        harness._operations_per_us(torch.float32)
+        harness.operations_per_us(torch.float32)
         assert products == 5 * [(torch.float32, True)]
         assert settings_of_products() == before
     finally:
@@ -238,9 +238,9 @@ def test_the_rate_of_products_leaves_every_setting_as_it_was(chosen, harness, pr
 
 
 def test_without_products_there_is_nothing_to_time_and_without_a_rate_no_time(tmp_path, harness, products) -> None:
-    assert harness._operations_us(harness._posed[0]) == 0.0
+    assert harness.operations_us(harness.posed[0]) == 0.0
     double = made_in(tmp_path, PRODUCT.replace("DTYPE", "float64"))
-    assert double._operations_us(double._posed[0]) is None
+    assert double.operations_us(double.posed[0]) is None
     assert not products
 
 
@@ -252,13 +252,13 @@ def test_an_operator_that_the_counter_cannot_run_is_no_failure_of_the_task(tmp_p
 
     with monkeypatch.context() as patched:
         patched.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, fails)
-        assert harness._operations_us(harness._posed[0]) is None
+        assert harness.operations_us(harness.posed[0]) is None
     assert not products
     full = RuntimeError("CUDA error: out of memory")
-    monkeypatch.setattr(harness, "_reference", lambda *_: (_ for _ in ()).throw(full))
+    monkeypatch.setattr(harness, "reference", lambda *_: (_ for _ in ()).throw(full))
     monkeypatch.setattr(screening, "device_is_full", lambda error: error is full)
     with pytest.raises(RuntimeError, match="out of memory"):
-        harness._operations_us(harness._posed[0])
+        harness.operations_us(harness.posed[0])
 
 
 @pytest.mark.parametrize(

@@ -209,12 +209,12 @@ class Bounds:
         """
         if not question.has_float64:
             return question
-        limits = [question.tolerance.allowed, *self._norms_summed_otherwise(question)]
+        limits = [question.tolerance.allowed, *self.norms_summed_otherwise(question)]
         self._ask_biased(question)
         limits.append(of_outputs([self._reordered(index) for index in range(len(question.truth))]))
         return question.allowing(combined(_never_narrower, *limits))
 
-    def _norms_summed_otherwise(self, question: Question) -> list[Distance]:
+    def norms_summed_otherwise(self, question: Question) -> list[Distance]:
         """Limit for normalisations that sum as fused ones do, and PyTorch's own with channels last in memory; none where the
         reference has no such norm.
 

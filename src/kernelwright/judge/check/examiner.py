@@ -95,7 +95,7 @@ class Examiner:
             else:
                 # Before the reference is called: where there is no truth, its answer stands for it.
                 seed, truth = None, self.bounds.truth(drawn, state, training)
-            reference = self._reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
+            reference = self.reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
             question = self.bounds.around(drawn, state, training, truth, reference.outputs)
             if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
                 raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
@@ -110,7 +110,7 @@ class Examiner:
             self.earlier = posed.question
         return posed
 
-    def _reference_answer(self, inputs: InputSet, drawn: list[Any], **how: Any) -> CallOutput:
+    def reference_answer(self, inputs: InputSet, drawn: list[Any], **how: Any) -> CallOutput:
         """The reference's answer to inputs that were drawn for a set; see `call`."""
         try:
             found = self.call(self.reference, drawn, **how)

@@ -62,7 +62,7 @@ class DeviceGate:
 
     def __init__(self, device: torch.device, unstoppable_limit_s: float | None = None) -> None:
         self._device = device
-        self._path, self._turn, self._suspects = (lock_path(device, what) for what in ("", "gate-turn", "gate-suspects"))
+        self._path, self.turn, self._suspects = (lock_path(device, what) for what in ("", "gate-turn", "gate-suspects"))
         self._unstoppable_limit_s = unstoppable_limit_s
         self.alone = False
         """Whether this evaluation has the device alone now."""
@@ -152,14 +152,14 @@ class DeviceGate:
 
     def _is_wanted(self) -> bool:
         """Whether another evaluation waits to have the device alone."""
-        with self._turn.open("a") as turn:
+        with self.turn.open("a") as turn:
             return not _locked(turn, fcntl.LOCK_SH)
 
     def _enter(self, file: TextIO, kind: int) -> None:
         """Lock the device; one that waits to be alone keeps out those who come later. Our workers wait with us."""
         came_s = time.perf_counter()
         stopped: list[Stoppable] | None = None
-        with self._turn.open("a") as turn:
+        with self.turn.open("a") as turn:
             for lock in (turn, file):
                 if stopped is None and not _locked(lock, kind):
                     stopped = [worker for worker in [*self.workers] if worker.stop()]
@@ -223,7 +223,7 @@ class DeviceMemory:
     """
 
     def __init__(self, device: torch.device, give_back: Callable[[], None] = lambda: None) -> None:
-        self._memory, self._turn = (lock_path(device, what) for what in ("memory", "turn"))
+        self._memory, self.turn = (lock_path(device, what) for what in ("memory", "turn"))
         self._give_back = give_back
         self.alone = False
         """Whether whoever entered last has it alone."""
@@ -231,7 +231,7 @@ class DeviceMemory:
     @contextlib.contextmanager
     def __call__(self, *, alone: bool = False) -> Iterator[None]:
         """Use it with others, or alone once they have ended; entrants wait behind one that waits to be alone."""
-        with self._turn.open("a") as turn, self._memory.open("a") as memory:
+        with self.turn.open("a") as turn, self._memory.open("a") as memory:
             if not _locked(turn, fcntl.LOCK_EX) or alone:
                 self._give_back()
             fcntl.flock(turn, fcntl.LOCK_EX)

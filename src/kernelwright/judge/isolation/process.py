@@ -251,7 +251,7 @@ class Worker:
             theirs.close()
         self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
         """Microseconds that its start and its requests have taken by the parent's clock, by kind."""
-        self._channel = Channel(ours)
+        self.channel = Channel(ours)
         self._cpu_clock = _process_clock(self.pid)
         self._answered_cpu_us: float | None = None
         self._still = False
@@ -317,7 +317,7 @@ class Worker:
         """
         nonce = secrets.token_hex(8)
         data = encode({"op": op, "nonce": nonce, **fields})
-        if self._channel.pending():
+        if self.channel.pending():
             # A harness speaks only when spoken to; an answer prepared in advance is a forgery.
             raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
         cpu_before = self._cpu_us()
@@ -328,9 +328,9 @@ class Worker:
                     self._reject_started_while_stopped()
                     self.resume()
                 start_ns = time.perf_counter_ns()
-                self._channel.send_encoded(data)
+                self.channel.send_encoded(data)
                 if handles is not None:
-                    self._channel.send_files(handles)
+                    self.channel.send_files(handles)
                 body, stopped_s, compiled_s = self._receive(timeout_s, lock)
                 stop_ns = time.perf_counter_ns()
             answer = decode(body)
@@ -363,10 +363,10 @@ class Worker:
     def _receive(self, limit_s: float, lock: TextIO | None) -> tuple[bytes, float, float]:
         """An answer, and the seconds for which the worker was stopped in favour of others, and for which it compiled."""
         if self.spec.gate.alone:
-            return self._channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
+            return self.channel.receive_encoded(time.monotonic() + limit_s), 0.0, 0.0
         watch = None if self.is_trusted else CompilerWatch(self.pid, self._asked, self._stack, self._settings.stall_limit_s)
         came_s, stopped_s, compiled_s = time.monotonic(), 0.0, 0.0
-        while not self._channel.pending(_POLL_S):
+        while not self.channel.pending(_POLL_S):
             if lock is not None:
                 stopped_s += self.spec.gate.stand_aside(lock, self)
             ran_s = time.monotonic() - came_s - stopped_s
@@ -376,7 +376,7 @@ class Worker:
             if watch is not None and watch.is_stuck(ran_s):
                 raise StuckError(f"no progress within {self._settings.stall_limit_s:g} s; {watch.detail()}")
             compiled_s = 0.0 if watch is None else watch.compiled_s
-        return self._channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s, compiled_s
+        return self.channel.receive_encoded(time.monotonic() + _MESSAGE_S), stopped_s, compiled_s
 
     @property
     def asked_us(self) -> float:
@@ -480,7 +480,7 @@ class Worker:
         for file in (self._asked, self._stack):
             os.close(file)
         ending = self._fork_server.end(self.pid, grace_s)
-        self._channel.close()
+        self.channel.close()
         return ending
 
     def close(self) -> None:

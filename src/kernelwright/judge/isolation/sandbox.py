@@ -27,7 +27,7 @@ from pathlib import Path
 
 from kernelwright.errors import SandboxError
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 4, 24, 22, 38
@@ -42,7 +42,7 @@ _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ALL_FS_ABI1 = (1 << 13) - 1
 _NET_ALL = 0b11
 _SCOPE_ALL = 0b11
-_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 SYSTEM_READABLE = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys", "/dev", "/run")
 
@@ -55,20 +55,21 @@ def _require(done: bool, refusal: str) -> None:
 
 def landlock_abi() -> int:
     """Version of Landlock this kernel offers; 0 when there is none."""
-    version = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     return max(0, int(version))
 
 
-def _add_path(ruleset: int, path: Path, rights: int) -> None:
+def add_path(ruleset: int, path: Path, rights: int) -> None:
+    """Give a rule set rights below a path, if that is there."""
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return  # A path that is not there needs no permission.
     try:
         if not path.is_dir():
-            rights &= _FILE_RIGHTS
+            rights &= FILE_RIGHTS
         attribute = struct.pack("=Qi", rights, handle)
-        _require(_libc.syscall(_ADD_RULE, ruleset, 1, attribute, 0) == 0, f"Landlock refused a rule for {path}")
+        _require(libc.syscall(_ADD_RULE, ruleset, 1, attribute, 0) == 0, f"Landlock refused a rule for {path}")
     finally:
         os.close(handle)
 
@@ -84,29 +85,29 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     handled |= _IOCTL_DEV if abi >= 5 else 0
     attribute = struct.pack("=QQQ", handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    ruleset = _libc.syscall(_CREATE_RULESET, attribute[:size], ctypes.c_size_t(size), 0)
+    ruleset = libc.syscall(_CREATE_RULESET, attribute[:size], ctypes.c_size_t(size), 0)
     _require(ruleset >= 0, "Landlock refused its rule set")
     read = (_EXECUTE | _READ_FILE | _READ_DIR) & handled
     for path in (*map(Path, SYSTEM_READABLE), *readable):
-        _add_path(ruleset, path, read)
+        add_path(ruleset, path, read)
     write_device = (_READ_FILE | _WRITE_FILE | _IOCTL_DEV) & handled
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
-        _add_path(ruleset, Path("/dev") / name, write_device)
+        add_path(ruleset, Path("/dev") / name, write_device)
     # Drivers name their threads in here, truncating as they write.
-    _add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE) & handled)
+    add_path(ruleset, Path("/proc/self"), (_READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE) & handled)
     if device.startswith("cuda"):
-        for path in _gpu_nodes():
-            _add_path(ruleset, path, write_device)
+        for path in gpu_nodes():
+            add_path(ruleset, path, write_device)
         # The driver keeps the bookkeeping of shared device memory here.
-        _add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
+        add_path(ruleset, Path("/dev/shm"), handled & ~_EXECUTE)
     for path in writable:
-        _add_path(ruleset, path, handled)
-    _require(_libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0, "Landlock refused to restrict the process")
+        add_path(ruleset, path, handled)
+    _require(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0, "Landlock refused to restrict the process")
     os.close(ruleset)
     return True
 
 
-def _gpu_nodes() -> list[Path]:
+def gpu_nodes() -> list[Path]:
     """Device files of NVIDIA's driver."""
     return [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*")]
 
@@ -275,7 +276,7 @@ def restrict_calls(scoped_signals: bool) -> None:
     code = call_filter(os.getpid(), scoped_signals)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("=HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
-    _require(_libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp refused the filter")
+    _require(libc.prctl(PR_SET_SECCOMP, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp refused the filter")
 
 
 # --- privileges and resources -------------------------------------------------------------------------------------
@@ -283,12 +284,12 @@ def restrict_calls(scoped_signals: bool) -> None:
 
 def drop_privileges() -> None:
     """Give up every capability, also those that root would get back on exec."""
-    _require(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs was refused")
-    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs was refused")
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     for capability in range(_LAST_CAPABILITY + 1):
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused when there is nothing to drop
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused when there is nothing to drop
     header = struct.pack("=Ii", 0x20080522, 0)
-    _require(_libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)) == 0, "Dropping capabilities was refused")
+    _require(libc.capset(header, struct.pack("=6I", 0, 0, 0, 0, 0, 0)) == 0, "Dropping capabilities was refused")
 
 
 def limit_resources(file_limit_bytes: int) -> None:
@@ -301,17 +302,17 @@ def limit_resources(file_limit_bytes: int) -> None:
 
 def hide_memory() -> None:
     """Keep processes of the same user from reading this one's memory, environment and file table."""
-    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def die_with_parent() -> None:
     """Be killed when the parent ends, however it ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
+    libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0)
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
     """Become the parent of descendants whose own parent has died, so that they can be found and ended; or stop being it."""
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def restrict(writable: tuple[Path, ...], device: str, file_limit_bytes: int) -> None:

@@ -202,7 +202,7 @@ class Side:
         """Latency of the latest timed call by the worker's clock, microseconds; to be believed of a reference only."""
         self._idle_us = 0.0
         """Processor time between the latest call and the next request, microseconds."""
-        self._placed: dict[int, list[_Placed]] = {}
+        self.placed: dict[int, list[_Placed]] = {}
         """What was written where, by slot."""
         self.is_read, self.is_read_in_place = True, False
         """Whether anybody looks at the outputs of its calls, and whether only until the next: without a copy then."""
@@ -222,7 +222,7 @@ class Side:
         self.close()
         self.worker = self._workers.start(self._spec, self._settings)
         self._layouts.clear()
-        self._placed.clear()
+        self.placed.clear()
         self._called, self._latest, self._idle_us = False, None, 0.0
 
     def load_state(self, state: State) -> None:
@@ -293,13 +293,13 @@ class Side:
 
     def _write(self, slot: int, pairs: list[_Placed]) -> None:
         if self._shapes.is_large:
-            self._placed.clear()
+            self.placed.clear()
             memory = self.worker.arenas["inputs"].memory
             rest = (memory[:_SHIFT_BYTES] if slot else memory[-_SHIFT_BYTES:]).view(torch.int16).view(-1, len(_SPOILT))
             pairs = [(rest, _SPOILT.to(rest.device).expand_as(rest)), *pairs]
         for view, tensor in pairs:
             view.copy_(tensor)
-        self._placed[slot] = pairs
+        self.placed[slot] = pairs
 
     def timed_call(
         self, inputs: list[Any], slot: int, flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int
@@ -324,7 +324,7 @@ class Side:
 
         With `hold` the worker keeps the outputs for `recopy`. `other_us` is what the reference took for these inputs.
         """
-        answer, clocks = self._exchange("call", self._limit_s(other_us=other_us), layout=layout, seed=seed)
+        answer, clocks = self._exchange("call", self.limit_s(other_us=other_us), layout=layout, seed=seed)
         if self._called:
             self.calls_us.append(clocks.outer_us)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
@@ -334,10 +334,10 @@ class Side:
         if hold:
             self._hold()
         if self._shapes.is_large:
-            self._placed.clear()
+            self.placed.clear()
         return found
 
-    def _limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
+    def limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
         """Time for calls. Where others wait for the device, a candidate has little more than was needed before."""
         if not self._called:
             return self._settings.build_limit_s
@@ -353,7 +353,7 @@ class Side:
         empty memory cannot compute the outputs now. We alternate between keeping tensors and keeping views, because a module
         can detect references to its tensors.
         """
-        placed = [pair for pairs in self._placed.values() for pair in pairs]
+        placed = [pair for pairs in self.placed.values() for pair in pairs]
         self._take_away([view for view, _ in placed])
         self._ask("hold", self._settings.run_limit_s, views=self._holds_views)
         self._holds_views = not self._holds_views
@@ -373,7 +373,7 @@ class Side:
         if self._latest is None:
             return
         layout, seed = self._latest
-        _, clocks = self._exchange("repeat", self._limit_s(calls), layout=layout, seed=seed, calls=calls)
+        _, clocks = self._exchange("repeat", self.limit_s(calls), layout=layout, seed=seed, calls=calls)
         self._idle_us += clocks.idle_us
 
     def series(self, draws: list[list[Any]], seeds: list[int | None]) -> tuple[list[CallOutput], CallClocks]:
@@ -381,10 +381,10 @@ class Side:
         layouts = [self._put(inputs, slot) for slot, inputs in enumerate(draws)]
         self.worker.arenas["outputs"].poison()
         self._latest = None  # its inputs may be overwritten now
-        answer, clocks = self._exchange("series", self._limit_s(len(draws)), layouts=layouts, seeds=seeds)
+        answer, clocks = self._exchange("series", self.limit_s(len(draws)), layouts=layouts, seeds=seeds)
         intact = self._intact()
         if self._shapes.is_large:
-            self._placed.clear()
+            self.placed.clear()
         described = self._parsed(Series, answer).answers
         if len(described) != len(draws):
             raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
@@ -395,7 +395,7 @@ class Side:
 
     def _intact(self) -> bool:
         """Whether inputs in every slot are still what was placed there."""
-        pairs = [pair for placed in self._placed.values() for pair in placed]
+        pairs = [pair for placed in self.placed.values() for pair in placed]
         # One question for all, as in compare.py; where something differs it may be NaN.
         differing = [(view != tensor).any() for view, tensor in pairs]
         return not differing or not torch.stack(differing).any() or all(_same_bits(view, tensor) for view, tensor in pairs)
@@ -413,7 +413,7 @@ class Side:
     def release_idle(self) -> None:
         """Let the worker give back the memory of what ran so far, and forget what lies in the slots."""
         self._ask("release_idle", self._settings.run_limit_s)
-        self._placed.clear()
+        self.placed.clear()
 
     def close(self) -> None:
         """Give the worker back."""

@@ -47,7 +47,7 @@ _SERIES_US = 2000.0
 _WARMED, _BRIEF_US, _REPEATS_MAX = ("cuda",), 2000.0, 3
 """Kinds of device, latencies and calls for which the host is warmed up: its part of longer calls is too small to matter,
 and after three calls it launches kernels as fast as in a loop, after one not quite (`docs/log.md`)."""
-_WATCHED_ROUNDS = 2
+WATCHED_ROUNDS = 2
 """On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
 
 
@@ -75,10 +75,10 @@ class ProcessTriple:
     def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
         self._trial = trial
         self._check = check
-        self._sides = sides
+        self.sides = sides
         self._flush = flush
-        self._samples = {name: CallSamples() for name in sides}
-        self._first: tuple[Inputs, Outputs, Outputs] | None = None
+        self.samples = {name: CallSamples() for name in sides}
+        self.held_call: tuple[Inputs, Outputs, Outputs] | None = None
         """Inputs, the reference's output and the candidate's of the call whose output is held."""
         self._still = trial.facts.device.type == "cpu"
         """Workers run only while they are asked. A device goes on by itself; there, its quiet is watched instead."""
@@ -89,7 +89,7 @@ class ProcessTriple:
         """Time of the blocks so far, seconds."""
         self._in_step = True
         """Whether the candidate was called as often as the reference, on the same inputs."""
-        self._hold_at = random.randrange(max(1, trial.settings.warmup_calls - trial.facts.shapes.is_large))
+        self.hold_at = random.randrange(max(1, trial.settings.warmup_calls - trial.facts.shapes.is_large))
         """The warm-up call whose output is kept and compared again at the end. After a large one the next call allocates."""
         self._hold_from, self._hold_at_block = 1, -1
         """The block from which another one is chosen whose output is kept, and that one."""
@@ -97,11 +97,11 @@ class ProcessTriple:
     @property
     def blocks(self) -> int:
         """Number of blocks so far."""
-        return len(self._samples["reference"].clocks) // 2
+        return len(self.samples["reference"].clocks) // 2
 
     @property
     def _names(self) -> list[str]:
-        return [name for name in self._sides if name != PAIRED_BASELINE or self._trial.has_paired_baseline]
+        return [name for name in self.sides if name != PAIRED_BASELINE or self._trial.has_paired_baseline]
 
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
@@ -117,7 +117,7 @@ class ProcessTriple:
             try:
                 # The second reference too: caches must be as warm for all. No baseline: torch.compile would compile anew.
                 for name in SIDES:
-                    side, other_us = self._sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
+                    side, other_us = self.sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
                     answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
             except TaskError:
                 self._in_step = False
@@ -125,7 +125,7 @@ class ProcessTriple:
             if has_nan(answers["reference"].outputs):
                 continue
             allowed = self._check.tolerances[chosen]
-            self._near(answers["candidate"], answers["reference"], f"the output on `{chosen.name}`", allowed, inputs)
+            self.expect_near(answers["candidate"], answers["reference"], f"the output on `{chosen.name}`", allowed, inputs)
 
     def bring_in_step(self, checked: Iterable[Side]) -> None:
         """Set buffers back in processes that the check has used: it did not call both sides equally often."""
@@ -139,11 +139,11 @@ class ProcessTriple:
         layouts, answers = dict[str, int](), dict[str, CallOutput]()
         for name in self._names:
             with forgiving(self._trial, name):
-                layouts[name] = self._sides[name].place(inputs, slot=0)
-        hold = self._hold_at == 0
+                layouts[name] = self.sides[name].place(inputs, slot=0)
+        hold = self.hold_at == 0
         with ThreadPoolExecutor(len(layouts)) as threads:
             calls = {
-                name: threads.submit(self._sides[name].call, layout, seed=seed, hold=hold and self._holds(name))
+                name: threads.submit(self.sides[name].call, layout, seed=seed, hold=hold and self.keeps_outputs(name))
                 for name, layout in layouts.items()
             }
         for name, call in calls.items():
@@ -156,29 +156,29 @@ class ProcessTriple:
     def warm_up(self) -> None:
         """Further calls that allocators and clocks need. They are checked like all others."""
         for index in range(1, self._trial.settings.warmup_calls):
-            self._round(self._names, hold=index == self._hold_at, keep=False)
+            self.round(self._names, hold=index == self.hold_at, keep=False)
         self._watch_idle_work()
         if self._still:
-            for _ in range(_WATCHED_ROUNDS):
-                self._round(self._names, hold=False, keep=False)
+            for _ in range(WATCHED_ROUNDS):
+                self.round(self._names, hold=False, keep=False)
             self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
             for name in self._names:
-                self._sides[name].worker.keep_still()
+                self.sides[name].worker.keep_still()
             self._watch_idle_work()
 
     def _watch_idle_work(self) -> None:
-        worker = self._sides["candidate"].worker
+        worker = self.sides["candidate"].worker
         self._helpers_us, self._asked_us = worker.helpers_cpu_us(), worker.asked_us
         self._started_s = time.perf_counter()
-        for samples in self._samples.values():
+        for samples in self.samples.values():
             samples.idle_us.clear()
 
     def block(self) -> None:
         """Every side on one fresh input, and in the mirrored order on another."""
         start_s = time.perf_counter()
         order = random.sample(self._names, len(self._names))
-        self._round(order, hold=self._holds_another(), keep=True)
-        self._round(order[::-1], hold=False, keep=True)
+        self.round(order, hold=self._holds_another(), keep=True)
+        self.round(order[::-1], hold=False, keep=True)
         self._blocks_s += time.perf_counter() - start_s
 
     def _holds_another(self) -> bool:
@@ -194,39 +194,41 @@ class ProcessTriple:
         self.verify_held()
         return True
 
-    def _holds(self, name: str) -> bool:
+    def keeps_outputs(self, name: str) -> bool:
         """Whether a side keeps outputs as the candidate does, which changes how the heap is reused; large ones take room."""
         return name == "candidate" or (name in SIDES and not self._trial.facts.shapes.is_large)
 
-    def _round(self, order: Any, *, hold: bool, keep: bool) -> None:
+    def round(self, order: Any, *, hold: bool, keep: bool) -> None:
+        """Call every side on one fresh input, in this order, and compare the candidate\'s output."""
         (inputs, again), seed, slot = self._trial.facts.drawing(), self._trial.facts.call_seed(), random.randrange(SLOTS)
         answers: dict[str, CallOutput] = {}
-        briefest_us = min([self._sides["reference"].latency_us, *self._sides["candidate"].calls_us])
+        briefest_us = min([self.sides["reference"].latency_us, *self.sides["candidate"].calls_us])
         repeats = repeats_before(self._trial.facts.device, briefest_us)
         for name in order:
             if name == PAIRED_BASELINE and not self._trial.has_paired_baseline:
                 continue
             with forgiving(self._trial, name):
-                side, held = self._sides[name], hold and self._holds(name)
+                side, held = self.sides[name], hold and self.keeps_outputs(name)
                 answers[name] = side.timed_call(inputs, slot, self._flush, seed=seed, hold=held, repeats=repeats)
             if (answer := answers.get(name)) is None:
                 continue
             # What a device still does for the call delays the judge's own kernel.
             quiet_us = [] if self._still else [self._flush()]
-            self._samples[name].idle_us.append(answer.clocks.idle_us)
+            self.samples[name].idle_us.append(answer.clocks.idle_us)
             if keep:
-                self._samples[name].clocks.append(answer.clocks)
-                self._samples[name].quiet_us += quiet_us
+                self.samples[name].clocks.append(answer.clocks)
+                self.samples[name].quiet_us += quiet_us
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
 
     def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Inputs | None = None) -> None:
         self._trial.check_form(reference, candidate)
-        self._near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
+        self.expect_near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
         if held:
             again = self._trial.facts.redraws and not self._trial.facts.has_buffers
-            self._first = held, candidate.outputs, [] if again else [one.clone() for one in reference.outputs]
+            self.held_call = held, candidate.outputs, [] if again else [one.clone() for one in reference.outputs]
 
-    def _near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
+    def expect_near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
+        """Reject an output too far from the reference\'s, unless it is right by the truth."""
         if (far := _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)) is not None:
             raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
 
@@ -234,7 +236,7 @@ class ProcessTriple:
         """Call in series under one request each: the clock of a single one has the noise of a GPU's switching contexts."""
         count = self._series_calls()
         settings, start_s = self._trial.settings, time.perf_counter()
-        done = self._samples["candidate"].series
+        done = self.samples["candidate"].series
         while len(done) < settings.audits or (
             time.perf_counter() - start_s < _AUDITS_SHARE * settings.triple_s and len(done) < _AUDITS_MAX
         ):
@@ -243,9 +245,9 @@ class ProcessTriple:
             answers = {}
             for name in random.sample(("reference", "candidate"), 2):
                 self._flush()
-                answers[name], taken = self._sides[name].series(draws, seeds)
+                answers[name], taken = self.sides[name].series(draws, seeds)
                 mean = replace(taken, inner_us=taken.inner_us / count, outer_us=taken.outer_us / count)
-                self._samples[name].series.append(mean)
+                self.samples[name].series.append(mean)
             for reference, candidate, inputs in zip(answers["reference"], answers["candidate"], draws, strict=True):
                 self._compare(reference, candidate, inputs)
             del draws, answers, reference, candidate, inputs  # they may be large, and the next are drawn now
@@ -253,18 +255,18 @@ class ProcessTriple:
     def _series_calls(self) -> int:
         """Calls of one series: long calls drown the noise by themselves; only short ones need company."""
         latency_us = max(
-            median(clock.inner_us for clock in self._samples[name].clocks) for name in ("reference", "candidate")
+            median(clock.inner_us for clock in self.samples[name].clocks) for name in ("reference", "candidate")
         )
         return min(self._trial.facts.shapes.series_calls, max(SLOTS, math.ceil(_SERIES_US / max(latency_us, 1.0))))
 
     def verify_held(self) -> None:
         """Look at an earlier call's output, after all the calls since, for the last time."""
-        assert self._first is not None
+        assert self.held_call is not None
         if not self._check.output_follows_input:  # or the reference returns views of its inputs, which later calls overwrite
             findings, allowed = self._trial.findings, self._check.timed_tolerance
-            findings.add(held_findings(self._sides["candidate"], 0, self._first[1], allowed, findings.labels))
+            findings.add(held_findings(self.sides["candidate"], 0, self.held_call[1], allowed, findings.labels))
         for name in SIDES:
-            self._sides[name].release()
+            self.sides[name].release()
 
     def verify_buffers(self) -> None:
         """Reject a candidate that updates statistics and counters only where the check looks and saves the rest.
@@ -274,13 +276,13 @@ class ProcessTriple:
         trial = self._trial
         if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):
             return
-        wanted, found = (self._sides[name].read_state() for name in ("reference", "candidate"))
+        wanted, found = (self.sides[name].read_state() for name in ("reference", "candidate"))
         trial.findings.add(moved_buffer_findings(trial.facts, wanted, found, "after the timed calls"))
 
     def verify_process(self, against_truth: bool) -> None:
         """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
         module may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
-        trial, candidate = self._trial, self._sides["candidate"]
+        trial, candidate = self._trial, self.sides["candidate"]
         if against_truth and self._check.bounds.has_float64:
             self._verify_error()
         trial.check_process(candidate)
@@ -288,24 +290,24 @@ class ProcessTriple:
             return
         loaded = trial.facts.new_weights()
         for name in ("reference", "candidate"):
-            self._sides[name].load_state(loaded)
+            self.sides[name].load_state(loaded)
         if (far := self._far_from_reference()) is not None:
             raise RejectionError(Reason.STALE_WEIGHTS, f"with other weights loaded after the timed calls, {far}")
         stepped, names = trial.facts.new_weights(), random.choice(trial.facts.two_parts())
         for name in ("reference", "candidate"):
-            self._sides[name].step(stepped, names)
+            self.sides[name].step(stepped, names)
         if (far := self._far_from_reference()) is not None:
             trial.findings.remark(Label.PREPACKED_WEIGHTS, f"after a change of parameters in place: {far}")
 
     def _verify_error(self) -> None:
         """Hold one timed output, of a call chosen at random, to what the check allows. The others are compared with the
         reference's alone, from which a right one may be twice as far as from the truth."""
-        assert self._first is not None
-        (again, outputs, wanted), reference = self._first, self._sides["reference"]
+        assert self.held_call is not None
+        (again, outputs, wanted), reference = self.held_call, self.sides["reference"]
         inputs = again()
         wanted = wanted or reference.call(reference.place(inputs, slot=0), seed=None).outputs
         for name in self._names:
-            self._sides[name].release_idle()  # a truth of large tensors needs the memory
+            self.sides[name].release_idle()  # a truth of large tensors needs the memory
         if self._check.bounds.settles(inputs, wanted, outputs) is False:
             raise RejectionError(
                 Reason.TIMED_OUTPUT_WRONG, "the output of a timed call is further from the truth than the check allows"
@@ -313,11 +315,11 @@ class ProcessTriple:
 
     def _far_from_reference(self) -> str | None:
         """Distance of a call's outputs from the reference's with the weights that both hold now, in words; None if near."""
-        trial, reference = self._trial, self._sides["reference"]
+        trial, reference = self._trial, self.sides["reference"]
         state = reference.read_state()
         inputs, seed = trial.facts.draw(), trial.facts.call_seed()
         wanted, outputs = (
-            side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self._sides["candidate"])
+            side.call(side.place(inputs, slot=0), seed=seed).outputs for side in (reference, self.sides["candidate"])
         )
         if has_nan(wanted):
             return None  # these weights lie outside the task's domain
@@ -327,15 +329,15 @@ class ProcessTriple:
     def finish(self, process: int) -> TripleClocks:
         """Clocks of all calls; raises RejectionError where the candidate worked between calls or after them."""
         if self._still:
-            self._reject_idle_work(self._sides["candidate"].worker.asked_us - self._asked_us)
+            self._reject_idle_work(self.sides["candidate"].worker.asked_us - self._asked_us)
         else:
             self._reject_idle_work((time.perf_counter() - self._started_s) * 1e6)
-            clocks.reject_unquiet(self._samples)
-        return clocks.cross_examine(process, {name: self._samples[name] for name in self._names}, self._series_calls())
+            clocks.reject_unquiet(self.samples)
+        return clocks.cross_examine(process, {name: self.samples[name] for name in self._names}, self._series_calls())
 
     def _reject_idle_work(self, ran_us: float) -> None:
-        helpers_us = self._sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
-        clocks.reject_idle_work(self._samples, helpers_us, ran_us, self._trial.settings.idle_limit_us)
+        helpers_us = self.sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
+        clocks.reject_idle_work(self.samples, helpers_us, ran_us, self._trial.settings.idle_limit_us)
 
 
 def _far(

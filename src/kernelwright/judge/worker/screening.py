@@ -76,10 +76,10 @@ class ScreeningHarness(Harness):
 
     def __init__(self, config: dict[str, Any], files: list[int]) -> None:
         super().__init__(config, files)
-        self._posed: list[_Posed] = []
+        self.posed: list[_Posed] = []
         self._keeps_state = False
         """Whether a call of the reference depends on the calls before it."""
-        self._timed: list[list[Any]] = []
+        self.timed: list[list[Any]] = []
         self._numbers = itertools.count()
         self._thread: ThreadPoolExecutor | None = None
         """Thread of a candidate that has cuDNN search for algorithms. Each thread keeps the first plan that it finds for a
@@ -111,10 +111,10 @@ class ScreeningHarness(Harness):
         self._state = facts.oracle.initial_state if Label.STATE_DIFFERS not in settings.forbid else facts.weights
         self._bounds = Bounds(self._trial, lambda: self._operators(live))
         for name in SETS:
-            self._posed.append(self._pose(name))
-        own = self._posed[0].question.inputs()
+            self.posed.append(self._pose(name))
+        own = self.posed[0].question.inputs()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(own))
-        self._timed = [own] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
+        self.timed = [own] + ([facts.draw()] if size < TIMED_BYTES_MAX else [])
         moved = self._state_now()
         self._keeps_state = facts.stateful or any(value is not self._state[key] for key, value in moved.items())
         self._start_reference()
@@ -124,7 +124,7 @@ class ScreeningHarness(Harness):
         if self.device.type == "cuda":
             memory_bytes = torch.cuda.max_memory_reserved(self.device)
             least_us, reference_us = size / self._bytes_per_us(), self._whole_us(own)
-            operations_us = self._operations_us(self._posed[0])
+            operations_us = self.operations_us(self.posed[0])
             torch.cuda.empty_cache()
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
         known = {"least_us": least_us, "operations_us": operations_us, "memory_bytes": memory_bytes}
@@ -134,7 +134,7 @@ class ScreeningHarness(Harness):
         """Time of a call of the reference until the device rests, microseconds; about, since others may be at work there."""
         with torch.no_grad():
             start_s = time.perf_counter()
-            self._reference(*_copied(inputs))
+            self.reference(*_copied(inputs))
             self.clock.settle()
         return 1e6 * (time.perf_counter() - start_s)
 
@@ -145,7 +145,7 @@ class ScreeningHarness(Harness):
         read = buffer.view(torch.float32)
         return _BANDWIDTH_BYTES / min(self._fastest_us(work) for work in (buffer.fill_, lambda _: read.sum()))
 
-    def _operations_us(self, posed: _Posed) -> float | None:
+    def operations_us(self, posed: _Posed) -> float | None:
         """Time of the reference's products, convolutions and attention at the rate of a large product, microseconds.
 
         None where they cannot be counted, or where their type has no such rate.
@@ -159,9 +159,9 @@ class ScreeningHarness(Harness):
         if not operations:
             return 0.0
         dtype = product_dtype([*tensors_of(inputs), *self._state.values()])
-        return operations / self._operations_per_us(dtype) if dtype else None
+        return operations / self.operations_per_us(dtype) if dtype else None
 
-    def _operations_per_us(self, dtype: torch.dtype) -> float:
+    def operations_per_us(self, dtype: torch.dtype) -> float:
         """Rate of a large product, float32 as TF32; kernels that keep its accuracy take several such products for one."""
         side, generator = _PRODUCT_SIDE, self._facts.generator
         one, other = (torch.randn(side, side, dtype=dtype, device=self.device, generator=generator) for _ in range(2))
@@ -215,11 +215,11 @@ class ScreeningHarness(Harness):
         module too, which may hold the state.
         """
         facts = self._facts
-        self._reference = facts.oracle.model
+        self.reference = facts.oracle.model
         if facts.stateful:
-            self._reference = bring_to_life(facts.live.task).model(facts.build_seed, self.device)
-        self._reference.load_state_dict(self._state)
-        self._reference.train(facts.oracle.training)
+            self.reference = bring_to_life(facts.live.task).model(facts.build_seed, self.device)
+        self.reference.load_state_dict(self._state)
+        self.reference.train(facts.oracle.training)
 
     def _call_as_candidates(self, inputs: list[Any], seed: int | None) -> None:
         """Call the reference as each candidate is called before the next question: `op_call`, then the questions so far.
@@ -228,7 +228,7 @@ class ScreeningHarness(Harness):
             inputs: Those of the first call where there is no question yet.
             seed: Its seed.
         """
-        asked = [(posed.question.inputs(), posed.seed) for posed in self._posed]
+        asked = [(posed.question.inputs(), posed.seed) for posed in self.posed]
         for earlier in [*(asked[:1] or [(inputs, seed)]), *asked]:
             self._call_reference(*earlier)
 
@@ -238,7 +238,7 @@ class ScreeningHarness(Harness):
             self.seed(seed)
         try:
             with torch.no_grad():
-                return self._reference(*_copied(inputs))
+                return self.reference(*_copied(inputs))
         except Exception as error:
             if device_is_full(error):
                 raise
@@ -248,7 +248,7 @@ class ScreeningHarness(Harness):
         """The reference's `state_dict`, with the very tensors of its first state where they have not changed."""
         return {
             key: self._state[key] if torch.equal(value, self._state[key]) else value.clone()
-            for key, value in self._reference.state_dict().items()
+            for key, value in self.reference.state_dict().items()
         }
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class ScreeningHarness(Harness):
 
     def _call_first(self) -> None:
         assert self.model is not None
-        first = self._posed[0]
+        first = self.posed[0]
         if first.seed is not None:
             self.seed(first.seed)
         with torch.no_grad():
@@ -285,12 +285,12 @@ class ScreeningHarness(Harness):
 
     def op_check(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compare its outputs on each input set with the truth; then call a reference that keeps a state as often."""
-        for posed in self._posed:
+        for posed in self.posed:
             if refused := self._run(self._refusal, posed):
                 return refused
         if self._keeps_state and self._trial.settings.timed:
             self._start_reference()
-            self._call_as_candidates(self._posed[0].question.inputs(), self._posed[0].seed)
+            self._call_as_candidates(self.posed[0].question.inputs(), self.posed[0].seed)
             self.clock.settle()
         return {}
 
@@ -327,10 +327,10 @@ class ScreeningHarness(Harness):
         """Time calls of the reference and the candidate alternately, on the same inputs, with caches flushed."""
         assert self.model is not None
         sides = (
-            functools.partial(self._call_us, self._reference),
+            functools.partial(self._call_us, self.reference),
             functools.partial(self._run, self._call_us, self.model),
         )
-        draws = [_copied(inputs) for inputs in self._timed]  # which a candidate may write to
+        draws = [_copied(inputs) for inputs in self.timed]  # which a candidate may write to
         warm_us = [[side(draws[0], 1) for _ in range(WARMUP)][-1] for side in sides]
         calls = SERIES if self.device.type == "cpu" and min(warm_us) < SHORT_CALL_US else 1
         start_s = time.perf_counter()
