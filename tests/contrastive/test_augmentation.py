@@ -5,14 +5,16 @@ import pytest
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.fitting import answer_text, read_examples
 from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
-from kernelwright.contrastive.settings import PromptSection, TeacherSection, stage_from
+from kernelwright.contrastive.settings import PromptSection, stage_from
 from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.supervised import augment, train_supervised
 from kernelwright.contrastive.teachers import ChatTeacher, copied_forward, graphed, shortened, teacher_named
 from kernelwright.errors import ConfigError
-from kernelwright.models.chat import ChatModel, Completion
+from kernelwright.models.chat import ChatModel, Completion, Sampling
+from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, RunDirectory, Task, sha256_of
 from kernelwright.records.policy import Context
+from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.tasks.generated import family_tasks
 from kernelwright.tasks.suites import builtin_task
 from tests.contrastive.toys import ToyJudge, toy_code, toy_context, toy_evaluation, toy_tasks
@@ -133,10 +135,10 @@ class Sayer(ChatModel):
         ]
 
 
-def test_a_language_model_teaches_too(tmp_path, monkeypatch):
+def test_a_language_model_teaches_too(tmp_path):
     texts = ("I cannot.", f"```python\n{toy_code(2)}```", f"```python\n{toy_code(4)}```")
-    monkeypatch.setattr("kernelwright.contrastive.teachers.chat_model", lambda kind, **options: Sayer(*texts))
-    teacher = ChatTeacher.open(TeacherSection(kind="api", options={}), PromptSection(), tmp_path)
+    model = Recorded(Sayer(*texts), Transcript(tmp_path / "transcript.jsonl"))
+    teacher = ChatTeacher(model, PromptSection(), Sampling())
     task = toy_tasks(("amber",))[0]
     context = Context(task=task, device="cpu", history=(), seed=0)
     proposed = teacher.propose(context, 3)
@@ -169,9 +171,7 @@ def test_a_copy_of_the_reference_and_its_graph_are_python():
 
 
 def test_shortening_leaves_out_the_fall_back(tmp_path):
-    (candidate, *_) = teacher_named("builtin", "module", 4000, 1)._policy.propose(
-        Context(task=SMALL, device="cpu", history=(), seed=0), 1
-    )
+    (candidate, *_) = BuiltinPolicy().propose(Context(task=SMALL, device="cpu", history=(), seed=0), 1)
     assert "super().forward(x)" in candidate.source
     assert "super().forward" not in shortened(SMALL, candidate.source)
 

@@ -146,10 +146,9 @@ def batch():
     return [toy_sample(text, task, sample=number) for task in (EVEN, ODD) for number, text in enumerate(texts)]
 
 
-def test_estimates_earn_rewards_and_are_neither_verdicts_nor_exemplars(tmp_path, monkeypatch):
-    monkeypatch.setattr(Estimator, "is_let_off", lambda estimator, key: True)
+def test_estimates_earn_rewards_and_are_neither_verdicts_nor_exemplars(tmp_path):
     judge, screens, exemplars = ToyJudge(), ToyScreens(), ExemplarDatabase(tmp_path / "exemplars.sqlite")
-    scorer, samples, judged = screening_scorer(tmp_path, 0.9, screens, judge, exemplars), batch(), batch()
+    scorer, samples, judged = screening_scorer(tmp_path, 1.0, screens, judge, exemplars), batch(), batch()
     scorer.score(samples)
     toy_scorer(tmp_path / "judged", ToyJudge()).score(judged)
     assert [sample.reward for sample in samples] == [sample.reward for sample in judged]
@@ -165,7 +164,7 @@ def test_estimates_earn_rewards_and_are_neither_verdicts_nor_exemplars(tmp_path,
     assert values["screened_share"] == 1.0
     assert "screen_disagreement" not in values
     again, repeated = ToyScreens(), batch()
-    screening_scorer(tmp_path, 0.9, again, judge).score(repeated)
+    screening_scorer(tmp_path, 1.0, again, judge).score(repeated)
     assert [sample.reward for sample in repeated] == [sample.reward for sample in samples]
     assert again.seen == [], "what was estimated before a kill is not estimated again"
 

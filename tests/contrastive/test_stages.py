@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernelwright.contrastive import self_supervised
 from kernelwright.contrastive.context import ModelAccess
 from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.fitting import read_examples, save_final
-from kernelwright.contrastive.grpo import AcceptedLines
 from kernelwright.contrastive.held_out import evaluate_held_out
 from kernelwright.contrastive.metrics import MetricsLog
 from kernelwright.contrastive.optimiser import Optimiser
 from kernelwright.contrastive.reinforcement import StepClock, tasks_asked, train_contrastive
 from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.self_supervised import tasks_of_round, train_self_supervised
+from kernelwright.contrastive.self_supervised import rehearsed, tasks_of_round, train_self_supervised
 from kernelwright.contrastive.settings import (
     ContrastiveConfig,
     ExemplarSection,
@@ -37,7 +36,7 @@ from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.supervised import train_supervised
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.errors import ConfigError, InfrastructureError
-from kernelwright.records import RunDirectory, Task, Verdict
+from kernelwright.records import RunDirectory, Task
 from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, judged_twice, toy_context, toy_tasks
 from tests.quick import exhaustive_but
 
@@ -216,39 +215,33 @@ def test_a_stage_killed_while_judging_goes_on_and_judges_nothing_twice(stage, sc
     assert judge.count == count
 
 
-@pytest.mark.exhaustive
-def test_a_round_learns_some_of_the_teachers_examples_again_beside_its_successes(schooled, tmp_path, monkeypatch):
-    learnt = []
-    monkeypatch.setattr(self_supervised, "fit", lambda model, tokenizer, examples, *rest, **named: learnt.append(examples))
-    school = Path(schooled).parent
+def test_some_of_the_teachers_examples_are_learnt_again_beside_successes():
+    taught = [f"example {number}" for number in range(8)]
+    half = rehearsed(taught, 0.5, 6, random.Random(0))
+    assert len(half) == len(set(half)) == 3
+    assert half == rehearsed(taught, 0.5, 6, random.Random(0))
+    assert rehearsed(taught, 0.0, 6, random.Random(0)) == []
+    assert sorted(rehearsed(taught, 1e6, 6, random.Random(0))) == taught
+
+
+def test_rehearsal_needs_examples(schooled, tmp_path):
     config = self_supervised_config(schooled, rounds=1)
-
-    def stage(name, **changes):
-        done = config.model_copy(update=changes)
-        train_self_supervised(done, SPLIT, RunDirectory(tmp_path / name), toy_context(ToyJudge()))
-
-    stage("alone")
-    stage("half", rehearsal=0.5, rehearse=school)
-    stage("all", rehearsal=1e6, rehearse=school)
-    alone, half, everything = ([example.teacher for example in examples] for examples in learnt)
-    assert "toy-teacher" not in alone
-    assert half[: len(alone)] == alone
-    assert half[len(alone) :] == ["toy-teacher"] * round(0.5 * len(alone))
-    assert everything.count("toy-teacher") == len(read_examples(school / "examples.jsonl"))
+    config = config.model_copy(update={"rehearsal": 0.5, "rehearse": tmp_path / "none-there"})
     with pytest.raises(ConfigError, match=r"rehearse = .*none-there; found none"):
-        stage("none", rehearsal=0.5, rehearse=tmp_path / "none-there")
+        train_self_supervised(config, SPLIT, RunDirectory(tmp_path / "run"), toy_context(ToyJudge()))
 
 
 @pytest.mark.exhaustive
-def test_a_round_learns_no_answer_that_gains_too_little(schooled, tmp_path, monkeypatch):
-    learnt = []
-    monkeypatch.setattr(self_supervised, "fit", lambda model, tokenizer, examples, *rest, **named: learnt.append(examples))
+def test_a_round_learns_no_answer_that_gains_too_little(schooled, tmp_path):
+    learnt = {}
     for name, slowest in (("any", None), ("fast", 1.3)):
         config = self_supervised_config(schooled, rounds=1).model_copy(update={"timed": True, "slowest": slowest})
         train_self_supervised(config, SPLIT, RunDirectory(tmp_path / name), toy_context(ToyJudge()))
-    every, fast = (sorted(example.speedup for example in examples) for examples in learnt)
-    assert every[0] < 1.3
-    assert fast == [each for each in every if each >= 1.3] != []
+        examples = read_examples(tmp_path / name / "rounds" / "000" / "examples.jsonl")
+        assert all(example.teacher != "toy-teacher" for example in examples)
+        learnt[name] = sorted(example.speedup for example in examples)
+    assert learnt["any"][0] < 1.3
+    assert learnt["fast"] == [speedup for speedup in learnt["any"] if speedup >= 1.3] != []
 
 
 @pytest.mark.exhaustive
@@ -379,49 +372,6 @@ def test_the_learning_rate_rises_over_the_warm_up_and_ratios_can_be_bounded_on_b
     assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
     rates = [line["grpo/learning_rate"] for line in MetricsLog(tmp_path).read() if "grpo/learning_rate" in line]
     assert rates == pytest.approx([0.0, 2.5e-4, 5e-4, 5e-4])
-
-
-@pytest.mark.exhaustive
-def test_a_failed_answer_is_blamed_where_it_differs_from_right_ones(schooled, tmp_path, monkeypatch):
-    batches, original = [], AcceptedLines.spare
-
-    def watched(self, samples, tokenizer):
-        known = self.holds("any", "## Code Implementation")
-        share = original(self, samples, tokenizer)
-        batches.append((samples, known, tokenizer))
-        return share
-
-    monkeypatch.setattr(AcceptedLines, "spare", watched)
-    config = contrastive_config(schooled, steps=1, save_steps=1, minibatches=2)
-    config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"spare_shared_lines": True})})
-    assert train_contrastive(config, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
-    [(samples, known, tokenizer)] = batches
-    assert not known
-    right = [sample for sample in samples if sample.rollout.verdict is Verdict.ACCEPTED]
-    blamed = spared = 0
-    for sample in samples:
-        row = sample.token_advantages
-        assert len(row) == len(sample.tokens.answer)
-        if sample in right or sample.advantage >= 0:
-            assert set(row) == {sample.advantage}
-            continue
-        own = {line for other in right if other.task == sample.task for line in other.completion.text.split("\n")}
-        texts = [tokenizer.decode([token], skip_special_tokens=True) for token in sample.tokens.answer]
-        for number, line in enumerate(sample.completion.text.split("\n")):
-            begins = [at for at in range(len(texts)) if "".join(texts[:at]).count("\n") == number and texts[at]]
-            if line in own:
-                assert all(row[at] == 0 for at in begins)
-                spared += len(begins)
-            elif not any(line in other.completion.text.split("\n") for other in right):
-                assert all(row[at] == sample.advantage for at in begins)
-                blamed += len(begins)
-    assert blamed
-    assert spared
-    assert 0 < next(line["contrastive/spared_share"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line) < 1
-
-    longer = config.model_copy(update={"steps": 2})
-    assert train_contrastive(longer, SPLIT, RunDirectory(tmp_path), toy_context(ToyJudge())).finished
-    assert batches[-1][1], "a run that goes on knows the lines of before"
 
 
 class Poisoned:

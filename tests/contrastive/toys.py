@@ -161,7 +161,7 @@ def toy_sample(text, task=EVEN, sample=0, finish_reason="stop", prompt=None) -> 
 def toy_scorer(path, judge, exemplars=None, *, reward=None, **rest) -> Scorer:
     """Scores answers in a run directory under a toy judge; without smoothing, where the reward does not ask for it."""
     origin = Origin(stage="contrastive", model="toy", sampling=Sampling(), form="subclass")
-    section = RewardSection(**{"smoothing": False} | (reward or {}))
+    section = RewardSection(smoothing=False).model_copy(update=reward or {})
     return Scorer(toy_context(judge, **rest), RunDirectory(path), origin, section, exemplars)
 
 

@@ -20,6 +20,7 @@ from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.factory import chat_model
 from kernelwright.models.local import LocalModel, LocalSettings
 from kernelwright.models.pretrained import Weights, tiny_vocabulary
+from kernelwright.models.vllm_model import VllmModel, VllmSettings
 from tests.models.tiny_model import tiny_model, tiny_tokenizer
 from tests.quick import exhaustive_but
 
@@ -76,7 +77,7 @@ def test_answers_that_end_at_different_points_are_those_of_generate(model):
     local = sampler(model, batch_size=4)
     plain = sampled_ids(local, greedy(60))
     stops = {tokens[place] for (prompt, _), tokens in plain.items() for place in [7 + 13 * prompt]}
-    local._stop_ids = tuple(stops)
+    local.stop_ids = tuple(stops)
     found = sampled_ids(local, greedy(60), count=3)
     whole = [generated(model, local.prompt_ids(prompt), 60, eos_token_id=sorted(stops)) for prompt in PROMPTS]
     expected = [tokens[:-1] if tokens[-1] in stops else tokens for tokens in whole]
@@ -182,9 +183,9 @@ def test_answers_stop_where_the_model_says_so(model):
 
 
 def test_the_end_of_a_turn_in_the_template_ends_an_answer(model):
-    assert tiny_vocabulary().index("<|im_end|>") in sampler(model)._stop_ids
-    assert tiny_vocabulary().index("<|im_end|>") not in sampler(model, template=False)._stop_ids
-    assert tiny_vocabulary().index("<|endoftext|>") in sampler(model, template=False)._stop_ids
+    assert tiny_vocabulary().index("<|im_end|>") in sampler(model).stop_ids
+    assert tiny_vocabulary().index("<|im_end|>") not in sampler(model, template=False).stop_ids
+    assert tiny_vocabulary().index("<|endoftext|>") in sampler(model, template=False).stop_ids
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 17])
@@ -226,7 +227,7 @@ def test_tokens_are_drawn_with_their_chances(model, temperature, top_p):
     if top_p < 1:
         expected = torch.zeros_like(expected).index_copy(0, nucleus, expected[nucleus])
         expected /= expected.sum()
-    local._stop_ids = ()
+    local.stop_ids = ()
     answers = 2000
     drawn = torch.zeros_like(expected)
     for _, _, found in local.sample_ids(
@@ -285,7 +286,7 @@ def test_answers_that_were_done_are_not_sampled_again_after_running_out(model, m
             raise torch.OutOfMemoryError("injected")
 
     monkeypatch.setattr(slots.SlotSampler, "_steps", once)
-    local._stop_ids = (generated(model, local.prompt_ids(PROMPTS[0]))[5],)
+    local.stop_ids = (generated(model, local.prompt_ids(PROMPTS[0]))[5],)
     prompts = [local.prompt_ids(prompt) for prompt in PROMPTS]
     found = [(prompt, number) for prompt, number, _ in local.sample_ids(prompts, count=2, sampling=greedy())]
     assert failed
@@ -463,7 +464,7 @@ def test_a_model_is_loaded_from_a_gguf_file(model, tmp_path):
     assert local.tokenizer.chat_template == pretrained.CHAT_TEMPLATE
     ids = local.prompt_ids(PROMPTS[1])
     assert local.tokenizer.decode(ids) == f"user:\n{TEXTS[1]}\n\nassistant:\n"
-    local._stop_ids = ()
+    local.stop_ids = ()
     assert sampled_ids(local, greedy(8))[1, 0] == generated(model, ids, 8)
     assert getattr(local.model.config, "quantization_config", None) is None
 
@@ -524,7 +525,7 @@ def test_a_missing_package_is_named(monkeypatch):
         chat_model("vllm", path="x")
 
 
-def test_vllm_is_told_what_was_asked_for(monkeypatch):
+def test_vllm_is_told_what_was_asked_for():
     """A stand-in with the part of vLLM's interface that is used; the real one is not run here."""
     told = {}
 
@@ -537,10 +538,8 @@ def test_vllm_is_told_what_was_asked_for(monkeypatch):
             output = SimpleNamespace(text="ho", token_ids=[1, 2], finish_reason="stop")
             return [SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[output] * parameters.n) for _ in conversations]
 
-    monkeypatch.setitem(
-        sys.modules, "vllm", SimpleNamespace(LLM=Engine, SamplingParams=lambda **given: SimpleNamespace(**given))
-    )
-    local = chat_model("vllm", path="some/model", engine={"max_model_len": 64})
+    vllm = SimpleNamespace(LLM=Engine, SamplingParams=lambda **given: SimpleNamespace(**given))
+    local = VllmModel(VllmSettings(path="some/model", engine={"max_model_len": 64}), vllm)
     answers = local.sample(PROMPTS, count=2, sampling=Sampling(temperature=0.5, top_p=0.9, max_tokens=7, seed=3))
     assert told["engine"] == {"model": "some/model", "max_model_len": 64}
     assert told["conversations"][0] == [{"role": "user", "content": "hi"}]

@@ -97,7 +97,7 @@ def train_self_supervised(
             metrics.write(number, {f"self-supervised/{key}": value for key, value in values.items()})
             if successes:
                 write_examples(folder / "examples.jsonl", successes)
-                again = dice.sample(taught, min(len(taught), round(config.rehearsal * len(successes))))
+                again = rehearsed(taught, config.rehearsal, len(successes), dice)
                 # A round is the unit of its checkpoint: its short training is not cut.
                 whole = replace(context, deadline=Deadline())
                 seed = config.seed + number
@@ -133,6 +133,11 @@ def tasks_of_round(tasks: Sequence[Task], config: SelfSupervisedConfig, number: 
     start = number * config.tasks_per_round
     # A turn may end within a round; a task still comes up once in it.
     return list({task.sha256: task for task in order[start : start + config.tasks_per_round]}.values())
+
+
+def rehearsed(taught: Sequence[Example], share: float, successes: int, dice: random.Random) -> list[Example]:
+    """Teachers' examples that are learnt again beside so many successes."""
+    return dice.sample(taught, min(len(taught), round(share * successes)))
 
 
 def _taught(config: SelfSupervisedConfig) -> list[Example]:

@@ -63,7 +63,8 @@ class LocalModel(ChatModel):
         self.tokenizer = prepare_tokenizer(tokenizer)
         self.name = name
         self.settings = settings = settings or LocalSettings()
-        self._stop_ids = stop_ids(self.model, self.tokenizer)
+        self.stop_ids = stop_ids(self.model, self.tokenizer)
+        """Tokens that end an answer."""
         self._largest_batch = settings.batch_size
         self._graphs = settings.cuda_graphs
         self._meter = Meter()
@@ -126,7 +127,7 @@ class LocalModel(ChatModel):
     def _sampled(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
         """Sample requests, half as many at once each time the memory does not suffice."""
         owed = {request.index: request for request in requests}
-        draw = Draw(sampling.temperature, sampling.top_p, self._stop_ids, sampling.seed)
+        draw = Draw(sampling.temperature, sampling.top_p, self.stop_ids, sampling.seed)
         with self._lock, _evaluating(self.model), attention_of(self.model):
             while owed:
                 batch = self._batch(list(owed.values()))

@@ -27,12 +27,12 @@ class VllmSettings(BaseModel):
 class VllmModel(ChatModel):
     """A `ChatModel` in vLLM's offline engine; raises PolicyError where vLLM cannot load the model."""
 
-    def __init__(self, settings: VllmSettings) -> None:
+    def __init__(self, settings: VllmSettings, vllm: Any = None) -> None:
         from kernelwright.models.pretrained import missing_path
 
         if missing := missing_path(settings.path):
             raise PolicyError(f"Wanted a model's folder; {missing}")
-        self._vllm = importlib.import_module("vllm")
+        self._vllm = vllm or importlib.import_module("vllm")
         self.name = f"vllm:{settings.path}"
         self._meter = Meter()
         try:
