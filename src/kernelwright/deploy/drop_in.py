@@ -19,9 +19,9 @@ _NOTICED_S = 1.0
 """Time of import and first call that a user notices. Our choice."""
 
 
-def drop_in(task: Task, best: Evaluation, run: RunDirectory, *, module: str = "optimized", beside: str = "") -> str:
-    """The text of a drop-in; `module` is its name, and `beside` says how it compares with what else was measured."""
-    lines = [*_provenance(task, best, run), *([beside] if beside else []), "", *_use(task, best, run, module)]
+def drop_in(task: Task, best: Evaluation, run: RunDirectory, *, module: str = "optimized", comparison: str = "") -> str:
+    """The text of a drop-in; `module` is its name, and `comparison` says how it compares with the baselines."""
+    lines = [*_provenance(task, best, run), *([comparison] if comparison else []), "", *_use(task, best, run, module)]
     wrapped = [piece for line in lines for piece in textwrap.wrap(line, _WIDTH, subsequent_indent="  ") or [""]]
     return "\n".join(f"# {piece}".rstrip() for piece in wrapped) + "\n\n" + best.source
 

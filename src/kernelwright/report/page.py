@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_o
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.records.scoring import log_ratios
-from kernelwright.records.tables import comparison_of
+from kernelwright.records.tables import TaskResult, baseline_table, bench_table, comparison_of, tally
 from kernelwright.report import charts
 from kernelwright.report.html import asset, differing_spans, fill, flattened, write_page
 from kernelwright.report.rows import (
@@ -40,7 +40,7 @@ from kernelwright.report.rows import (
     screened_section,
     time_spent,
 )
-from kernelwright.report.tables import task_table
+from kernelwright.report.tables import render_markdown, render_tasks, task_table
 
 LONG_KEYS = ("task_source", "tasks")
 """Keys of `config.json` that the page shows elsewhere or not at all."""
@@ -61,6 +61,14 @@ def write_report(run: RunDirectory, target: Path) -> Path:
         UsageError: a JSON file of the run is broken, or `target` cannot be written.
     """
     return write_page(render(run), target)
+
+
+def write_bench_report(run: RunDirectory, results: Sequence[TaskResult], tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Write `table.md` and `report.html` of a run over a suite, from its results and the status of its tasks."""
+    searched = bool((run.read_json("config.json") or {}).get("policy"))
+    statistics = render_markdown(bench_table(results), tally(results), baseline_table(results), searched=searched)
+    run.write_text("table.md", f"{render_tasks(tasks)}\n{statistics}")
+    write_report(run, run.path / "report.html")
 
 
 def render(run: RunDirectory) -> str:

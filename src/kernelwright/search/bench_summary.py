@@ -17,15 +17,13 @@ from kernelwright.records.tables import (
     BenchEntry,
     TableRow,
     Tally,
-    baseline_table,
     bench_table,
     comparison_of_line,
     table_json,
     tally,
     task_results,
 )
-from kernelwright.report.page import write_report
-from kernelwright.report.tables import render_markdown, render_tasks
+from kernelwright.report.page import write_bench_report
 from kernelwright.tasks.entries import Suite
 
 DROP_INS = "optimized"
@@ -42,7 +40,7 @@ class BenchResult:
     errors: dict[str, str]
     """Errors of the task or the machine, by task and baseline."""
     tasks: list[dict[str, Any]] = field(default_factory=list)
-    """Where each task stands, as in `table.json`."""
+    """Status of each task, as in `table.json`."""
 
 
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
@@ -53,14 +51,10 @@ def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchR
     ]
     run.write_json(ENTRIES, [asdict(entry) for entry in entries])
     results = task_results(run, entries, errors)
-    rows, counts = bench_table(results), tally(results)
     table = table_json(run, results)
     run.write_json("table.json", table)
-    searched = bool((run.read_json("config.json") or {}).get("policy"))
-    statistics = render_markdown(rows, counts, baseline_table(results), searched=searched)
-    run.write_text("table.md", f"{render_tasks(table['tasks'])}\n{statistics}")
-    write_report(run, run.path / "report.html")
-    return BenchResult(run.path, rows, counts, errors, table["tasks"])
+    write_bench_report(run, results, table["tasks"])
+    return BenchResult(run.path, bench_table(results), tally(results), errors, table["tasks"])
 
 
 def with_winners(suite: Suite, winners: Mapping[str, Evaluation]) -> Suite:
@@ -77,17 +71,17 @@ def hand_out(run: RunDirectory, suite: Suite, winners: Mapping[str, Evaluation],
     """Write a drop-in for each task whose winner is certainly ahead of the best baseline that was measured.
 
     Args:
-        run: Where to.
+        run: The run directory.
         suite: Tasks.
         winners: Confirmed winners by the task's id.
-        lines: Where each task stands, as in `table.json`.
+        lines: Status of each task, as in `table.json`.
     """
-    shutil.rmtree(run.path / DROP_INS, ignore_errors=True)  # what another look has found to be no faster
+    shutil.rmtree(run.path / DROP_INS, ignore_errors=True)  # another look may have found some to be no faster
     tasks = {entry.task.id: entry.task for entry in suite.entries}
     for line in lines:
-        best, beside = winners.get(line["task"]), comparison_of_line(line)
-        if best is not None and beside is not None and beside.is_ahead:
+        best, comparison = winners.get(line["task"]), comparison_of_line(line)
+        if best is not None and comparison is not None and comparison.is_ahead:
             (run.path / DROP_INS).mkdir(exist_ok=True)
             name = re.sub(r"\W+", "_", line["task"])
-            text = drop_in(tasks[line["task"]], best, run, module=name, beside=str(beside))
+            text = drop_in(tasks[line["task"]], best, run, module=name, comparison=str(comparison))
             run.write_text(f"{DROP_INS}/{name}.py", text)

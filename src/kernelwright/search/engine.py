@@ -237,8 +237,8 @@ class SearchState:
     def may_begin_judging(self) -> bool:
         """True once nearly all tasks are screened, and at once for a single task.
 
-        Sixteen tasks that were screened beside six judges kept an H200 and its processor so busy that 28 candidates were
-        judged in 12.7 minutes (results/2026-11-24-search-h200).
+        Sixteen tasks that were screened while six judges worked kept an H200 and its processor so busy that 28 candidates
+        were judged in 12.7 minutes (results/2026-11-24-search-h200).
         """
         left = sum(not self.is_screened(task) for task in self.tasks)
         most = self.plan.schedule.screened_when_judging_begins * self.slots.get(Screen, 1) if self.plan.is_on_gpu else 0

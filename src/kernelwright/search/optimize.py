@@ -215,8 +215,8 @@ def _hand_out(run: RunDirectory, state: TaskState, has_baselines: bool) -> Optim
     if best is not None:
         is_ahead = not has_baselines or (comparison is not None and comparison.is_ahead)
         path = run.path / (DROP_IN if is_ahead else NOT_AHEAD)
-        beside = str(comparison) if comparison is not None else ""
-        run.write_text(path.name, drop_in(state.task, best, run, module=path.stem, beside=beside))
+        told = str(comparison) if comparison is not None else ""
+        run.write_text(path.name, drop_in(state.task, best, run, module=path.stem, comparison=told))
     nearest = records.nearest_miss if best is None else None
     if nearest is not None:
         run.write_text(NEAR_MISS, nearest.source)
