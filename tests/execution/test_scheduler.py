@@ -46,11 +46,7 @@ class Machine:
         return self.begin()
 
     def crowded(self, name):
-        assert self.scheduler.retry(self.leases.pop(name), "too little")
-        return self.begin()
-
-    def full(self, name):
-        is_waiting = self.scheduler.fewer(self.leases.pop(name), "full")
+        is_waiting = self.scheduler.retry(self.leases.pop(name), "too little")
         return self.begin() if is_waiting else None
 
     @property
@@ -220,14 +216,14 @@ def test_what_has_to_be_alone_is_so_in_turn():
 
 def rounds(machine, *names, **options):
     for name in names:
-        machine.ask(name, group="rounds", **options)
+        machine.ask(name, group="rounds", few_first=True, **options)
 
 
 def test_a_task_that_did_not_fit_is_tried_beside_few_and_then_alone():
     machine = Machine(rounds=2)
     rounds(machine, "large")
     levels = []
-    while machine.full("large") is not None:
+    while machine.crowded("large") is not None:
         levels.append(machine.requests["large"].others)
         machine.wait()
     assert levels == [Exclusivity.FEW, Exclusivity.NONE]
@@ -237,7 +233,7 @@ def test_a_task_that_did_not_fit_is_tried_beside_few_and_then_alone():
 def test_few_are_at_work_while_one_is_that_did_not_fit_beside_more():
     machine = Machine(rounds=3 * FEW_AT_ONCE)
     rounds(machine, "medium", *(f"small-{number}" for number in range(FEW_AT_ONCE + 1)))
-    assert machine.full("medium") == [], "more are at work"
+    assert machine.crowded("medium") == [], "more are at work"
     machine.end("small-0")
     assert machine.end("small-1") == ["medium"]
     assert len(machine.at_work) == FEW_AT_ONCE

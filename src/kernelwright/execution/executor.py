@@ -179,7 +179,7 @@ class LocalExecutor:
         if isinstance(work, Evaluate):
             request.elsewhere_than = work.elsewhere_than
         if isinstance(work, Screen):
-            request.others = self._levels.get(work.task.sha256, Exclusivity.MANY)
+            request.others, request.few_first = self._levels.get(work.task.sha256, Exclusivity.MANY), True
         with self._changed:
             if self._closing:
                 self._tell(Result(work, _dropped(work)))
@@ -300,8 +300,7 @@ class LocalExecutor:
         if not is_crowded or entry.is_cancelled or self._closing:
             self._scheduler.release(lease)
             return False
-        again = self._scheduler.fewer if is_round else self._scheduler.retry
-        is_waiting = again(lease, str(outcome))
+        is_waiting = self._scheduler.retry(lease, str(outcome))
         if is_round and is_waiting:
             self._levels[entry.work.task.sha256] = lease.request.others
         return is_waiting

@@ -59,12 +59,14 @@ class LeaseRequest:
     others: Exclusivity = Exclusivity.MANY
     elsewhere_than: str | None = None
     """Device that it does not take where there is another."""
+    few_first: bool = False
+    """True where it is tried with few of its group at work before it has to be alone."""
     why_alone: str | None = None
     """Reason why it has to be alone, for the record."""
     passes: int = 0
     """Requests that came later and began before it, since it waits for memory."""
     is_second_try: bool = False
-    """True where it has failed beside others once."""
+    """True where it has failed with others at work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,7 +199,7 @@ class Scheduler:
         self._free.append(lease.slot)
 
     def retry(self, lease: Lease, why: str) -> bool:
-        """Take back a lease whose work failed beside others; True where it waits for another lease, and is tried again."""
+        """Take back a lease whose work failed for want of memory; True where it waits for another one, to be tried again."""
         self.release(lease)
         request = lease.request
         if lease.is_exclusive:
@@ -206,20 +208,11 @@ class Scheduler:
             # A neighbour may have taken more than it had asked for: four jobs of 11 to 33 GiB waited eight minutes for all
             # others.
             request.memory_bytes *= 2
+        elif request.few_first and request.others is Exclusivity.MANY:
+            request.others = Exclusivity.FEW
         else:
             request.others, request.why_alone = Exclusivity.NONE, why
         request.is_second_try = True
-        self.request(request)
-        return True
-
-    def fewer(self, lease: Lease, why: str) -> bool:
-        """The same for a request that levels of exclusivity limit: beside few of its group first, then alone."""
-        self.release(lease)
-        request = lease.request
-        if lease.is_exclusive:
-            return False
-        is_many = request.others is Exclusivity.MANY
-        request.others, request.why_alone = (Exclusivity.FEW, None) if is_many else (Exclusivity.NONE, why)
         self.request(request)
         return True
 
@@ -230,12 +223,12 @@ class Scheduler:
     # --- rules ----------------------------------------------------------------------------------------------------
 
     def _next(self, now_s: float) -> Lease | None:
-        lease = self._next_beside_others()
+        lease = self._next_sharing()
         # Before what has to be alone is looked at: what has just come makes a device busy.
         self._note_quiet(now_s)
         return lease or self._next_alone(now_s)
 
-    def _next_beside_others(self) -> Lease | None:
+    def _next_sharing(self) -> Lease | None:
         emptiest = min(self._devices.values(), key=lambda device: device.taken_bytes)
         is_held = False
         for request in sorted(self._line, key=lambda one: -one.others):  # those that allow the most others first
