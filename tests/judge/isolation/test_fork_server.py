@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import fork_server, sandbox
 from kernelwright.judge.isolation.fork_server import ForkLoop, ForkServer
+from kernelwright.judge.isolation.sessions import anonymous_bytes
 from kernelwright.judge.worker import serving
 from kernelwright.judge.worker.channel import Channel
 from tests.judge.snippets import RELU, candidate
@@ -34,6 +36,7 @@ class SleepingWorkers(ForkLoop):
             raise RuntimeError
         if config.get("grows"):
             os.setsid()
+            time.sleep(0.3)
             held = bytearray(64 << 20)
             held[::4096] = bytes([1]) * len(held[::4096])
         signal.pause()
@@ -109,7 +112,7 @@ def test_a_worker_that_cannot_begin_never_returns_into_the_loop(running):
 
 def test_a_worker_is_watched_even_when_nobody_asks(running):
     _, channel = running
-    pid = spawned(channel, grows=True, memory_limit_bytes=32 << 20)
+    pid = spawned(channel, grows=True, memory_limit_bytes=anonymous_bytes(os.getpid()) + (32 << 20))
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     channel.send({"end": pid, "grace_s": 0.0})
     assert channel.receive() == {"exit_code": -signal.SIGKILL, "cause": "memory"}
