@@ -274,3 +274,12 @@ def module_at(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def kernels_of(source: str, folder: Path) -> tuple[ModuleType, dict[str, Any]]:
+    """The module of a candidate and its Triton kernels, by their names."""
+    path = folder / "kernels.py"
+    path.write_text(source)
+    module = module_at(path)
+    named = {name.lstrip("_"): item for name, item in vars(module).items() if hasattr(item, "arg_names")}
+    return module, {name: item for name, item in named.items() if name.startswith("fused")}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 from torch import fx
 
-from kernelwright.rewrites.fusion import groups
+from kernelwright.gpu.compilers import compile_triton
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, interpreted, task_text
+from tests.rewrites.samples import apply_rules, interpreted, kernels_of, task_text
 from tests.rewrites.test_fusion import LENGTHS, needs_triton
 
 SPECIAL = "torch.tensor([-math.inf, -0.0, 0.0, 1e-45, -1e-45, 1.5, -1.5, 2e38, -2e38, math.inf, math.nan, -math.nan])"
@@ -64,9 +63,7 @@ for seed in range(2):
 
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(CASES, "columns", "rounded"))
-def test_indices_are_those_of_eager(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_indices_are_those_of_eager(name: str, tmp_path: Path, small: None, few_programs: None) -> None:
     forward, sizes, per_row = CASES[name]
     done = apply_rules(task_text(f"return {forward}", inputs(sizes, per_row)), fuse="cuda", single=True)
     splits = name in ("split rows", "several dimensions", "second pass")
@@ -125,25 +122,14 @@ def test_an_index_is_no_part_of_a_convolution_nor_longer_than_half_a_key() -> No
         "torch.argmax(a, 1), 600, 20000",
     ],
 )
-def test_indices_compile_for_hopper(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_compile_for_hopper(call: str, triton_cache: Path) -> None:
     """Down to machine code, which needs no GPU."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     forward, _, sizes = call.partition("), ")
-    path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(task_text(f"return {forward})", f"torch.empty({sizes})"), fuse="cuda", single=True).source)
-    spec = importlib.util.spec_from_file_location("kernels", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kernels = [item for key, item in vars(module).items() if key.startswith("_fused") and hasattr(item, "arg_names")]
+    done = apply_rules(task_text(f"return {forward})", f"torch.empty({sizes})"), fuse="cuda", single=True)
+    _, kernels = kernels_of(done.source, triton_cache)
     assert len(kernels) == 1 + (sizes == "3, 20000")
-    for kernel in kernels:
+    for kernel in kernels.values():
         constants = {name: LENGTHS[name] for name in kernel.arg_names if name in LENGTHS}
-        types = {name: "*fp32" if name.startswith("in") else "*i64" for name in kernel.arg_names}
-        source = ASTSource(fn=kernel, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants)
-        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+        others = (name for name in kernel.arg_names if name not in constants)
+        types = {name: "*fp32" if name.startswith("in") else "*i64" for name in others}
+        assert compile_triton(kernel, types, constants, 90).cubin

@@ -262,8 +262,7 @@ KERNELS = [
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize(("sizes", "causal"), KERNELS)
-def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_path, triton_cache):
     for knobs in ATTENTION.alternatives(sizes):
         taken, ptx = built(emitted, sizes, knobs, causal=causal, mask="none")
         assert (taken.spilled_bytes, taken.tensor_cores, "mma.sync" in ptx) == (0, "wgmma", False), knobs
@@ -273,8 +272,7 @@ def test_without_a_mask_no_choice_spills_on_hopper(sizes, causal, emitted, tmp_p
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize("mask", ["shows", "added"])
-def test_a_mask_spills_little(mask, emitted, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_a_mask_spills_little(mask, emitted, tmp_path, triton_cache):
     taken, _ = built(emitted, MANY, ATTENTION.alternatives(MANY)[0], causal=False, mask=mask)
     # Triton 3.7.1 makes it 24 bytes of a thread, 3.6.0 makes it 88.
     assert taken.spilled_bytes <= 96
@@ -282,9 +280,8 @@ def test_a_mask_spills_little(mask, emitted, tmp_path, monkeypatch):
 
 @needs_triton
 @pytest.mark.parametrize("precision", exhaustive_but(["tf32x3", "bf16x6"], "tf32x3"))
-def test_float32_has_all_products_of_its_pieces(precision, emitted, tmp_path, monkeypatch):
+def test_float32_has_all_products_of_its_pieces(precision, emitted, tmp_path, triton_cache):
     """The interpreter knows nothing of pieces, so that their products are counted."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     knobs = AttentionKnobs(block_m=64, num_warps=4, precision=precision)
     sizes = replace(MANY, width=32, width_v=32)
     count = built(emitted, sizes, knobs, causal=False, mask="none")[1].count("wgmma.mma_async")
@@ -306,9 +303,8 @@ DESCRIPTOR = re.compile(r"(?:or\.b64|add\.s64)\s+%rd\d+, (%rd\d+), (-?\d{12,});"
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize(("heads", "most"), [("two parts", 1), *((heads, None) for heads in HEADS_OF)])
-def test_float32_pieces_at_one_address_have_one_layout(heads, most, emitted, tmp_path, monkeypatch):
+def test_float32_pieces_at_one_address_have_one_layout(heads, most, emitted, tmp_path, triton_cache):
     """From a kernel with two, ptxas 12.8 made descriptors of registers that nothing had written: an illegal access."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for knobs in ATTENTION.alternatives(HEADS_OF[heads])[:most]:
         _, ptx = built(emitted, HEADS_OF[heads], knobs, causal=False, mask="none")
         layouts: dict[str, set[int]] = {}
@@ -395,12 +391,6 @@ OTHERS = {
     "two dimensions": task_text("return F.scaled_dot_product_attention(a[0, 0], b[0, 0], c[0, 0])", QKV),
     "no softmax": task_text("return torch.relu(a @ b.mT) @ c", QKV),
 }
-
-
-@pytest.fixture
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the template take calls that are quick on a CPU."""
-    monkeypatch.setattr(attention, "LEAST_WORK", 1)
 
 
 def context_of(text: str) -> TaskContext:
@@ -499,8 +489,7 @@ def proposed(text: str, device: str = "cuda", count: int = 8, order: Order | Non
 
 
 @pytest.mark.exhaustive
-def test_the_policy_proposes_it_alone_and_beside_split_products(monkeypatch):
-    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
+def test_the_policy_proposes_it_alone_and_beside_split_products(nvcc):
     assert ATTENTION.technique in {name for one in proposed(BLOCK) for name in one}, "by the order in use"
     found = {frozenset(one) for one in proposed(BLOCK, count=100, order=Order({})) if ATTENTION.technique in one}
     for technique in (None, *PRODUCTS):

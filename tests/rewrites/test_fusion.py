@@ -12,13 +12,11 @@ from torch import fx
 
 from kernelwright.gpu.compilers import compile_triton
 from kernelwright.records.knobs import fixed, knobs_of
-from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
 from kernelwright.rewrites.fusion.groups import MOST_MEMBERS
 from kernelwright.rewrites.fusion.program import LoopProgram, Signature
-from kernelwright.rewrites.templates import convolution
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, compare, interpreted, module_at, task_text
+from tests.rewrites.samples import apply_rules, compare, interpreted, kernels_of, task_text
 
 POINTWISE = """
 z = torch.relu(a) * self.p + F.gelu(a, approximate='tanh') - F.mish(a) / 3 + F.silu(b)
@@ -181,13 +179,6 @@ def sample(name: str) -> str:
     return task_text(forward, inputs, STATE)
 
 
-def fuse_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let small tensors have kernels, and convolutions that cuDNN might compute faster."""
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    monkeypatch.setattr(convolution, "LEAST_OUTPUTS", 256)
-    monkeypatch.setattr(convolution, "READS_PER_S", dict.fromkeys((True, False), 1e15))
-
-
 @pytest.fixture(autouse=True)
 def own_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
@@ -257,9 +248,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize("name", GPU_CASES)
-def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    fuse_small(monkeypatch)
+def test_triton_agrees_with_eager_in_the_interpreter(name: str, tmp_path: Path, small: None, few_programs: None) -> None:
     done = apply_rules(
         sample(name), *RULES.get(name, ()), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED
     )
@@ -417,9 +406,8 @@ def test_long_rows_are_read_once_where_the_cache_cannot_hold_them(forward: str, 
 
 @pytest.mark.exhaustive
 @needs_triton
-def test_rows_read_once_agree_with_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_read_once_agree_with_eager(tmp_path: Path, small: None) -> None:
     """The interpreter runs one program after another: none may wait, and each run makes what the next one reads."""
-    monkeypatch.setattr(triton_printer, "LEAST_READ_POINTS", 1)
     forward = """
     y = a / a.norm(dim=1, keepdim=True), torch.exp(a - a.amin(-1, keepdim=True)).sum(-1, keepdim=True) * a
     z = torch.argmin(a - a.amax(1, keepdim=True), 1), a - a.amax(1, keepdim=True)
@@ -532,11 +520,8 @@ def test_one_pass_finds_the_variance_and_only_that(forward: str, passes: int) ->
 @needs_triton
 @pytest.mark.parametrize("allowed", exhaustive_but([True, False], True))
 @pytest.mark.parametrize("name", exhaustive_but((*CONVOLVED, "pooled"), "two convolutions"))
-def test_convolutions_of_float16_agree_with_eager(
-    name: str, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolutions_of_float16_agree_with_eager(name: str, allowed: bool, tmp_path: Path, small: None) -> None:
     """In TF32's precision where it is allowed, and else in that of float32."""
-    fuse_small(monkeypatch)
     made = {
         half: apply_rules(sample(name), fuse="cuda", single=name in ALONE, tiled=True, channels=name in REDUCED, fp16=half)
         for half in (False, True)
@@ -549,11 +534,8 @@ def test_convolutions_of_float16_agree_with_eager(
 @pytest.mark.exhaustive
 @needs_triton
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
-def test_few_channels_are_laid_out_with_zeros_after_them(
-    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_channels_are_laid_out_with_zeros_after_them(channels: int, tmp_path: Path, small: None) -> None:
     """Those of a group, also; what a position has beside them is read by nobody."""
-    fuse_small(monkeypatch)
     layers = (
         f"self.c = nn.Conv2d({channels}, 16, 5, padding=1)",
         f"self.t = nn.ConvTranspose2d({channels}, 8, 5, stride=2)",
@@ -599,9 +581,8 @@ with torch.no_grad():
 
 
 @needs_triton
-def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_convolution_of_float16_keeps_the_range_of_float32(tmp_path: Path, small: None) -> None:
     """Images and output channels have magnitudes from 1e-18 to 1e18, and one image has dark parts."""
-    fuse_small(monkeypatch)
     layer = "self.c = nn.Conv2d(12, 8, 3, padding=1, bias=False)"
     text = task_text("return self.c(a)", "torch.randn(6, 12, 9, 10)", layer)
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
@@ -627,32 +608,19 @@ LENGTHS |= {"POINTS": 64, "CHANNELS": 32, "LENGTH": 16}
 
 @needs_triton
 @pytest.mark.parametrize("name", exhaustive_but(GPU_CASES, "rows"))
-def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_compiles_for_hopper(name: str, small: None, few_programs: None, triton_cache: Path) -> None:
     """Down to machine code, which needs no GPU."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    fuse_small(monkeypatch)
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    path = tmp_path / "kernels.py"
-    rules = RULES.get(name, ())
     channels = name in REDUCED
+    rules = RULES.get(name, ())
     done = apply_rules(sample(name), *rules, fuse="cuda", single=name in ALONE, tiled=True, channels=channels)
-    path.write_text(done.source)
-    kernels = [
-        item for key, item in vars(module_at(path)).items() if key.startswith("_fused") and hasattr(item, "arg_names")
-    ]
+    _, kernels = kernels_of(done.source, triton_cache)
     assert kernels
-    for kernel in kernels:
-        kinds = dict.fromkeys((*LENGTHS, "TF32"), "constexpr") | ({"in1": "*i1"} if name == "scans" else {})
-        signature = {argument: kinds.get(argument, "*fp32") for argument in kernel.arg_names}
+    kinds = {"in1": "*i1"} if name == "scans" else {}
+    for kernel in kernels.values():
         for tf32 in (False, True) if "TF32" in kernel.arg_names else (False,):
-            given = LENGTHS | {"TF32": tf32}
-            constants = {argument: given[argument] for argument in kernel.arg_names if argument in given}
-            source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-            assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+            constants = {given: value for given, value in (LENGTHS | {"TF32": tf32}).items() if given in kernel.arg_names}
+            signature = {given: kinds.get(given, "*fp32") for given in kernel.arg_names if given not in constants}
+            assert compile_triton(kernel, signature, constants, 90).cubin
 
 
 @needs_triton
@@ -670,10 +638,10 @@ def test_triton_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pyte
     ),
 )
 def test_float16_goes_straight_from_memory_to_tensor_cores(
-    layer: str, inputs: str, copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layer: str, inputs: str, copied_bytes: int, small: None, triton_cache: Path
 ) -> None:
     """By asynchronous copies of a position's channels, 16 bytes at most; between two steps nothing else is loaded."""
-    ptx = float16_on_hopper(layer, inputs, tmp_path, monkeypatch)
+    ptx = float16_on_hopper(layer, inputs, triton_cache)
     assert "wgmma.mma_async" in ptx
     assert "mma.sync" not in ptx
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (\w+)", ptx)
@@ -692,42 +660,32 @@ def test_float16_goes_straight_from_memory_to_tensor_cores(
     ],
 )
 def test_few_channels_are_loaded_at_constant_distances(
-    layer: str, inputs: str, load: str, taps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layer: str, inputs: str, load: str, taps: int, small: None, triton_cache: Path
 ) -> None:
     """Two threads share a position, with a load each at each tap; divisions are for the position, not for its taps."""
-    ptx = float16_on_hopper(layer, inputs, tmp_path, monkeypatch)
+    ptx = float16_on_hopper(layer, inputs, triton_cache)
     assert "wgmma.mma_async" in ptx
     assert "cp.async.c" not in ptx
     assert len(re.findall(rf"ld\.global\.{load} ", ptx)) >= taps
     assert len(re.findall(r"\b(?:mul\.hi|div|rem)\.", ptx)) <= 16
 
 
-def float16_on_hopper(layer: str, inputs: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def float16_on_hopper(layer: str, inputs: str, folder: Path) -> str:
     """PTX of a layer's kernel in float16, with its default knobs."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
-    monkeypatch.setattr(convolution, "READS_PER_S", dict.fromkeys((True, False), 1e15))
     text = task_text("return self.c(a)", f"torch.randn({inputs})", f"self.c = {layer}")
-    done = apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True)
-    path = folder / "kernels.py"
-    path.write_text(done.source)
-    module = module_at(path)
-    kernel, knobs = module._fused_0_kernel, module.KNOBS_FUSED_0
+    module, kernels = kernels_of(apply_rules(text, fuse="cuda", single=True, tiled=True, fp16=True).source, folder)
+    kernel, knobs = kernels["fused_0_kernel"], module.KNOBS_FUSED_0
     constants = dict(zip(("POINTS", "CHANNELS", "LENGTH"), knobs["tile"][0], strict=True)) | {"TF32": True}
     kinds = {"pixels": "*fp16", "filters": "*fp16", "pixel_largest": "*i32", "filter_largest": "*i32"}
     signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names if name not in constants}
-    warps, stages = knobs["warps"][0], knobs["stages"][0]
-    return compile_triton(
-        kernel, signature, constants, 90, num_warps=warps, num_stages=stages, aligned=frozenset(signature)
-    ).ptx
+    return compile_triton(kernel, signature, constants, 90, knobs["warps"][0], knobs["stages"][0], frozenset(signature)).ptx
 
 
 @needs_triton
-def test_a_mean_is_rounded_before_it_is_subtracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mean_is_rounded_before_it_is_subtracted(triton_cache: Path) -> None:
     """Triton's own division is a product, which ptxas would join with the difference."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    path = tmp_path / "kernels.py"
-    path.write_text(apply_rules(task_text("return F.layer_norm(a, [768]) * 2", "torch.randn(64, 768)"), fuse="cuda").source)
-    kernel = module_at(path)._fused_0_kernel
+    done = apply_rules(task_text("return F.layer_norm(a, [768]) * 2", "torch.randn(64, 768)"), fuse="cuda")
+    kernel = kernels_of(done.source, triton_cache)[1]["fused_0_kernel"]
     ptx = compile_triton(kernel, dict.fromkeys(kernel.arg_names, "*fp32"), {}, 90).ptx
     rounded, product = (set(re.findall(rf"div\.{one}\.f32\s+(%\w+)", ptx)) for one in ("rn", "full"))
     subtracted = set(re.findall(r"sub\.f32\s+%\w+, %\w+, (%\w+);", ptx))
@@ -778,22 +736,19 @@ def test_a_batch_norm_of_equal_rows_leaves_nothing(tmp_path: Path) -> None:
     ),
     ids=["odd rows", "odd rows of taps", "transposed", "even rows", "places of a window", "strides"],
 )
-def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward, tmp_path, monkeypatch) -> None:
+def test_neighbouring_threads_have_neighbouring_positions(layer, sizes, forward, triton_cache: Path) -> None:
     """Where they have channels each access takes parts of 32 lines of memory in place of four, and each value an address.
 
     Which they have where nothing is known depends on Triton's version. A thread reads one value at a time, since what is
     told of neighbours is not true at the end of a row, nor in a window.
     """
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     text = task_text(f"return torch.relu({forward})", f"torch.empty({sizes})", f"self.c = {layer}")
     done = apply_rules(text, fuse="cuda", single=True, tiled=True, channels=True)
-    path = tmp_path / "kernels.py"
-    path.write_text(done.source)
-    kernel = module_at(path)._fused_0_kernel
+    kernel = kernels_of(done.source, triton_cache)[1]["fused_0_kernel"]
     constants = {"POINTS": 64, "CHANNELS": 64, "LENGTH": 16, "TF32": True}
     signature = {argument: "constexpr" if argument in constants else "*fp32" for argument in kernel.arg_names}
     places = {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(signature.values()) if kind != "constexpr"}

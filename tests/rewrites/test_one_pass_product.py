@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.passes import FusionPass, ProductPass, RulesPass
 from kernelwright.rewrites.recipes import Recipe, TaskContext
-from kernelwright.rewrites.templates import base, one_pass_product
+from kernelwright.rewrites.templates import base
 from kernelwright.rewrites.templates.one_pass_product import ONE_PASS, OnePassKnobs
 from kernelwright.rewrites.templates.products import ProductSizes
 from tests.quick import exhaustive_but
@@ -89,8 +88,7 @@ def test_products_have_the_error_of_float32(case, interpreted):
 
 @needs_triton
 @pytest.mark.parametrize("knobs", exhaustive_but(ALTERNATIVES, IN_TF32), ids=lambda one: str(one.precision))
-def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, monkeypatch):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, triton_cache):
     path = tmp_path / "kernels.py"
     path.write_text(ONE_PASS.module(knobs))
     module = module_at(path)
@@ -115,9 +113,7 @@ def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, mo
         task_text("return self.f(a)", "torch.randn(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
     ],
 )
-def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(one_pass_product, "LEAST_WORK", 1)
-    monkeypatch.setattr(one_pass_product, "LEAST_COLUMN", 1)
+def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, any_size):
     count, source = replaced(text, ONE_PASS.technique)
     assert count == 2, "one of each graph: training and evaluation"
     # Without a GPU the emitted function computes `a @ b.mT`, so this shows how it is called.
@@ -169,8 +165,7 @@ def test_products_of_16_bit_pieces_have_their_label():
     assert {Label.SPLIT_PRECISION, Label.CUSTOM_KERNEL} <= static_labels(text, TALL)
 
 
-def test_the_policy_proposes_it_where_splitting_in_memory_does_not_pay(monkeypatch):
-    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
+def test_the_policy_proposes_it_where_splitting_in_memory_does_not_pay(nvcc):
     given = Context(task=Task(id="sample", source=TALL), device="cuda", history=(), seed=0)
     found = {name for one in BuiltinPolicy(Order({})).propose(given, 4) for name in one.techniques}
     assert ONE_PASS.technique in found

@@ -22,7 +22,7 @@ from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.passes import ProductPass, RulesPass
 from kernelwright.rewrites.recipes import Recipe, TaskContext
-from kernelwright.rewrites.templates import base, split_product
+from kernelwright.rewrites.templates import base
 from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, task_text
@@ -82,18 +82,6 @@ print(json.dumps(((found.double() - exact).norm() / exact.norm()).item()))
 """
 FORMS = ("split-product-cuda", "split-product-triton")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-
-
-@pytest.fixture
-def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the template take products that are quick on a CPU."""
-    monkeypatch.setattr(split_product, "LEAST_WORK", 1)
-
-
-@pytest.fixture
-def nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine where nvcc is found."""
-    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
 
 
 def replaced(text: str, technique: str = "split-product-triton") -> tuple[int, str]:

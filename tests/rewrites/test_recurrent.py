@@ -16,7 +16,7 @@ from kernelwright.records import Task
 from kernelwright.records.policy import Context
 from kernelwright.rewrites import templates
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from kernelwright.rewrites.templates import base, recurrent
+from kernelwright.rewrites.templates import recurrent
 from kernelwright.rewrites.templates.recurrent import RECURRENT, Layers, RecurrentKnobs
 from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import load, trace
@@ -185,8 +185,7 @@ def test_it_leaves_other_calls_to_pytorch(given):
     assert replaced(given) == 0
 
 
-def test_the_policy_proposes_it_where_cuda_can_be_built(monkeypatch):
-    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
+def test_the_policy_proposes_it_where_cuda_can_be_built(nvcc):
     given = task("GRU(128, 256, 6, batch_first=True)", shape="10, 32, 128", body="return self.net(x)[0][:, -1]")
     proposals = BuiltinPolicy().propose(Context(task=given, history=(), device="cuda:0", seed=0), 40)
     with_kernel = [one for one in proposals if RECURRENT.technique in one.techniques]
@@ -203,8 +202,7 @@ def test_the_policy_proposes_it_where_cuda_can_be_built(monkeypatch):
         assert torch.equal(candidate(x), reference(x))
 
 
-def test_a_task_with_the_templates_names_keeps_its_own(monkeypatch):
-    monkeypatch.setattr(base, "find_torch_nvcc", lambda: Path("nvcc"))
+def test_a_task_with_the_templates_names_keeps_its_own(nvcc):
     source = task("GRU(128, 256)").source + "\nclass Recurrent:\n    pass\n"
     given = Task(id="task", source=source, origin="test")
     proposals = BuiltinPolicy().propose(Context(task=given, history=(), device="cuda:0", seed=0), 40)

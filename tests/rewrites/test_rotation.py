@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kernelwright.judge.check.guard import RESPELLING
-from kernelwright.rewrites.fusion import groups
 from tests.rewrites.samples import apply_rules, compare, interpreted, task_text
 from tests.rewrites.test_fusion import needs_triton
 from tests.rewrites.test_sixteen_bits import PRECISE, drawing
@@ -69,10 +68,7 @@ def test_what_is_no_rotation_stays(embedded: str) -> None:
         (f"return {TURNED}", "drawn(33, 90), drawn(33, 90)", "float16"),
     ],
 )
-def test_parts_that_change_places_are_one_kernel(
-    forward: str, inputs: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_parts_that_change_places_are_one_kernel(forward: str, inputs: str, dtype: str, tmp_path: Path, small: None) -> None:
     done = apply_rules(text(forward, inputs, dtype), RULE, fuse="cuda")
     body = done.source.split("class ModelNew")[1]
     assert "torch." not in body.split("super().forward")[1], "one kernel computes all of it"
@@ -91,7 +87,6 @@ def test_parts_that_change_places_are_one_kernel(
         "torch.cat((a.exp()[:, 8:], a[:, :8]), 1) * b",
     ],
 )
-def test_other_parts_stay_pytorchs(forward: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_other_parts_stay_pytorchs(forward: str, small: None) -> None:
     done = apply_rules(text(f"return {forward}", "drawn(33, 90), drawn(33, 90)"), fuse="cuda")
     assert "torch.cat" in done.source.split("class ModelNew")[1]

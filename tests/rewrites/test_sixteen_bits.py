@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernelwright.gpu.compilers import compile_triton
-from kernelwright.rewrites.fusion import groups
-from kernelwright.rewrites.fusion import triton as triton_printer
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import Rewritten, apply_rules, interpreted, module_at, task_text
-from tests.rewrites.test_fusion import fuse_small, needs_triton
+from tests.rewrites.samples import Rewritten, apply_rules, interpreted, kernels_of, task_text
+from tests.rewrites.test_fusion import needs_triton
 
 TYPES = ("float16", "bfloat16")
 
@@ -115,9 +113,7 @@ def text(case: str, dtype: str) -> str:
 
 @needs_triton
 @pytest.mark.parametrize(("case", "dtype"), exhaustive_but(itertools.product(CASES, TYPES), *QUICK))
-def test_a_kernel_rounds_once(case: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_printer, "FEW_PROGRAMS", 4)
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_a_kernel_rounds_once(case: str, dtype: str, tmp_path: Path, small: None, few_programs: None) -> None:
     done = apply_rules(text(case, dtype), fuse="cuda", single=True)
     assert ("split-rows" in done.fired) == (case == "layer norm, split")
     body = done.source.split("class ModelNew")[1]
@@ -142,8 +138,7 @@ def convolved(dtype: str, *, fp16: bool = True) -> Rewritten:
 
 
 @needs_triton
-def test_a_convolution_multiplies_the_tasks_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fuse_small(monkeypatch)
+def test_a_convolution_multiplies_the_tasks_own_numbers(tmp_path: Path, small: None) -> None:
     done = convolved("float16")
     assert {"tiled-convolution", "fp16-convolution", "channels-in-tile"} <= set(done.fired)
     body = done.source.split("class ModelNew")[1]
@@ -154,16 +149,13 @@ def test_a_convolution_multiplies_the_tasks_own_numbers(tmp_path: Path, monkeypa
 
 
 @needs_triton
-def test_tensor_cores_multiply_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_cores_multiply_bfloat16(small: None, triton_cache: Path) -> None:
     """Triton's interpreter takes bfloat16 for whole numbers in a product: only the compiler shows what is multiplied."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    fuse_small(monkeypatch)
     short, long = convolved("float16").source, convolved("bfloat16").source
     first, second = (one[one.index("KNOBS_FUSED_0") :] for one in (short, long))
     assert second == first.replace("float16", "bfloat16")
-    (tmp_path / "candidate.py").write_text(long)
-    module = module_at(tmp_path / "candidate.py")
-    kernel = module._fused_1_kernel
+    module, kernels = kernels_of(long, triton_cache)
+    kernel = kernels["fused_1_kernel"]
     names = [name for name in kernel.arg_names if name.islower()]
     signature = {name: "*i32" if name.endswith("_largest") else "*bf16" for name in names}
     constants = dict(zip(("POINTS", "CHANNELS", "LENGTH"), module.KNOBS_FUSED_1["tile"][0], strict=True))
@@ -176,10 +168,7 @@ ROUNDED = "h = a * 1.001\nreturn h.to(torch.{dtype}).float() - h, h.to(torch.{dt
 
 @needs_triton
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_conversion_rounds_what_the_kernel_goes_on_with(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_a_conversion_rounds_what_the_kernel_goes_on_with(dtype: str, tmp_path: Path, small: None) -> None:
     done = apply_rules(task_text(ROUNDED.format(dtype=dtype), "torch.randn(60, 50)"), fuse="cuda")
     assert done.source.count(f".to(tl.{dtype}).to(tl.float32)") == 1
     if dtype == "float16":
@@ -188,11 +177,8 @@ def test_a_conversion_rounds_what_the_kernel_goes_on_with(
 
 @needs_triton
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_gpu_rounds_to_the_nearest(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(groups, "SMALLEST", 256)
-    (tmp_path / "candidate.py").write_text(apply_rules(text("gate", dtype), fuse="cuda").source)
-    kernel = module_at(tmp_path / "candidate.py")._fused_0_kernel
+def test_a_gpu_rounds_to_the_nearest(dtype: str, small: None, triton_cache: Path) -> None:
+    kernel = kernels_of(apply_rules(text("gate", dtype), fuse="cuda").source, triton_cache)[1]["fused_0_kernel"]
     short, pointer = {"float16": ("f16", "*fp16"), "bfloat16": ("bf16", "*bf16")}[dtype]
     signature = dict.fromkeys(kernel.arg_names, pointer)
     ptx = compile_triton(kernel, signature, {}, 90, 4, 3, frozenset(signature)).ptx
@@ -211,16 +197,12 @@ def test_a_gpu_rounds_to_the_nearest(dtype: str, tmp_path: Path, monkeypatch: py
         ("torch.float64", "return torch.relu(a * 2).double()", "torch.randn(60, 50)"),
     ],
 )
-def test_what_no_kernel_of_16_bits_computes_stays(
-    stays: str, forward: str, inputs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_what_no_kernel_of_16_bits_computes_stays(stays: str, forward: str, inputs: str, small: None) -> None:
     done = apply_rules(task_text(forward, inputs), fuse="cuda", single=True, tiled=True)
     assert stays in done.source.split("class ModelNew")[1]
 
 
-def test_a_processor_has_no_such_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "SMALLEST", 256)
+def test_a_processor_has_no_such_kernels(small: None) -> None:
     for dtype in TYPES:
         assert not apply_rules(text("gate", dtype), fuse="cpu", single=True).fired
     assert apply_rules(text("gate", "float32"), fuse="cpu", single=True).fired

@@ -55,9 +55,6 @@ LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 CUDA = ("split_operands.cu", "split_product.cu")
 """Files with the CUDA C++ of the form `wgmma`, which follows the definitions that `cuda_head` writes."""
-FORMS = ("inline", "mixed", "split", "tma", "wgmma")
-"""Where operands are split: both in the kernel, only A in the kernel, both by a pass before it (read through pointers,
-through the tensor memory accelerator, or by a kernel in CUDA C++ for Hopper alone)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +62,17 @@ class Knobs:
     """Knobs of the kernel that a search may set; every choice computes the same product.
 
     Attributes:
-        form: one of `FORMS`.
+        form: where operands are split: both in the kernel (`inline`), A alone (`mixed`), or both by a pass before it, whose
+            halves are read through pointers (`split`), through the tensor memory accelerator (`tma`), or by a kernel in CUDA
+            C++ for Hopper alone (`wgmma`).
         block_m: rows of an output tile.
         block_n: columns of an output tile.
         block_k: length of K that one step reads.
         num_warps: warps of a thread block.
         num_stages: depth of the software pipeline.
         group: tiles of M that neighbouring programs walk through before the next tile of N.
-        chunk: length of K after which the tensor core's accumulator is added to the second one.
+        chunk: length of K, a multiple of `block_k`, after which the tensor core's accumulator is added to the second one.
+            Its truncation exceeds float32's error over a chunk of more than 1024, or 256 in one accumulator.
         joint: whether one accumulator takes all three products (gain 1), else the small ones have their own (gain 2048).
         flat: whether chunks end by a condition in one loop, else by a nested loop.
         split_k: slices of K that are computed by different programs and then added.
@@ -119,6 +119,13 @@ class Knobs:
         sets = 2 if self.joint else 3
         warps = 2 * self.num_warps if self.specialised else self.num_warps
         return sets * self.block_m * self.block_n // (32 * warps)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a Triton kernel's stages and accumulators fit on an H100 or H200, and its warps have enough to do."""
+        enough = self.block_m >= 16 * self.num_warps or self.block_m * self.block_n >= 2048 * self.num_warps
+        few = self.registers <= min(192, 57344 // (32 * self.num_warps))
+        return self.shared_bytes <= SHARED_BYTES and few and enough
 
 
 WGMMA_CHOICES = tuple(
@@ -175,48 +182,6 @@ All have one accumulator and a chunk of one step. What results/2026-11-23-split-
 - Two accumulators take 8 % less time in the form `tma` at 4096 cubed. Their error, measured in the form `split`, is 22 times
   SGEMM's on uniform values.
 """
-
-
-def unfit(knobs: Knobs) -> str | None:
-    """Why a choice of knobs cannot run on an H100 or H200, or cannot be exact; none if it can."""
-    if knobs.form not in FORMS:
-        return f"wanted a form out of {', '.join(FORMS)}, found {knobs.form}"
-    if knobs.form == "wgmma":
-        return _unfit_for_wgmma(knobs)
-    if knobs.cluster > 1:
-        return "only the form in CUDA C++ has clusters"
-    if knobs.chunk % knobs.block_k:
-        return "a chunk is a multiple of block_k"
-    if knobs.chunk > 1024 or (knobs.joint and knobs.chunk > 256):
-        return "the accumulator's truncation exceeds float32's error over such a chunk"
-    if knobs.shared_bytes > SHARED_BYTES:
-        return f"its stages need {knobs.shared_bytes} bytes of shared memory, of {SHARED_BYTES}"
-    if knobs.registers > min(192, 57344 // (32 * knobs.num_warps)):
-        return f"its accumulators need {knobs.registers} registers a thread"
-    if knobs.block_m < 16 * knobs.num_warps and knobs.block_m * knobs.block_n < 2048 * knobs.num_warps:
-        return "its warps have too little to do"
-    if (knobs.persistent or knobs.specialised) and knobs.form != "tma":
-        return "only the form that reads through the tensor memory accelerator is persistent or specialised"
-    if knobs.specialised and knobs.num_warps != 4:
-        return "Triton specialises kernels of four warps"
-    if knobs.persistent and knobs.split_k > 1:
-        return "a persistent kernel takes all of K"
-    if knobs.flat and knobs.chunk == knobs.block_k:
-        return "with one step a chunk both loops are the same"
-    return None
-
-
-def _unfit_for_wgmma(knobs: Knobs) -> str | None:
-    if (knobs.block_m, knobs.num_warps, knobs.chunk, knobs.joint) != (128, 12, knobs.block_k, True):
-        return "wgmma: tiles have 128 rows, blocks 12 warps, each step is a chunk in one accumulator"
-    if knobs.block_n % (8 * knobs.cluster) or knobs.block_n > 192 or knobs.block_k not in (32, 64):
-        return "wgmma: at most 192 columns, in eights for each block of the cluster, and steps of 32 or 64"
-    # Tiles begin at a multiple of 1,024 bytes; each stage has two barriers.
-    if knobs.shared_bytes + 1024 + 16 * knobs.num_stages > SHARED_BYTES:
-        return f"wgmma: its stages need {knobs.shared_bytes} bytes of shared memory, of {SHARED_BYTES}"
-    if knobs.flat or knobs.persistent or knobs.specialised or knobs.max_registers:
-        return "wgmma: the kernel is persistent and specialised as it is"
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +318,7 @@ class SplitProduct(ProductTemplate[Knobs]):
 
     Args:
         technique: Name of the technique.
-        form: Of the kernel, one of `FORMS`.
+        form: Of the kernel, `wgmma` or `tma`.
     """
 
     function: ClassVar = "split_product"
@@ -395,14 +360,14 @@ class SplitProduct(ProductTemplate[Knobs]):
         first = self.chosen(sizes)
         if self.form == "wgmma":
             every = [replace(first, **choice) for choice in WGMMA_CHOICES]  # type: ignore[arg-type]
-            every = [knobs for knobs in every if (knobs.cluster, knobs.group) == (first.cluster, first.group)]
+            fitting = [knobs for knobs in every if (knobs.cluster, knobs.group) == (first.cluster, first.group)]
         else:
             every = [
                 replace(first, block_m=bm, block_n=bn, block_k=bk, chunk=bk, num_warps=warps, num_stages=stages, split_k=1)
                 for bm, bn, bk, warps, stages in itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
             ]
-        fitting = (knobs for knobs in (_filling(one, sizes) for one in every) if unfit(knobs) is None)
-        return tuple(dict.fromkeys((first, *fitting)))
+            fitting = [knobs for knobs in every if knobs.fits]
+        return tuple(dict.fromkeys((first, *(_filling(knobs, sizes) for knobs in fitting))))
 
     def identity(self, choices: tuple[Knobs, ...], options: tuple[Any, ...]) -> Hashable:
         """Equal for products of the same default, which share a function."""
@@ -412,12 +377,7 @@ class SplitProduct(ProductTemplate[Knobs]):
         """Text of a module that multiplies: `product(a, b)` in Triton, the class `Product` in CUDA C++.
 
         In Triton its functions also take other knobs of the same form and number of accumulators, as `knobs=`.
-
-        Raises:
-            ValueError: the knobs do not fit.
         """
-        if why := unfit(knobs):
-            raise ValueError(f"wanted knobs that fit, found {knobs}: {why}")
         given: dict[str, object] = {"least_work": LEAST_WORK, "least_side": LEAST_SIDE}
         if self.form == "wgmma":
             cuda = raw_literal(kernel_text(*CUDA))
