@@ -20,7 +20,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,12 +85,31 @@ PAPER = {
 }
 """CUDA-L1, table 5: mean speedup over eager on an A100, 250 tasks of KernelBench that were trained on, a 671B model."""
 
-Equip = Callable[[JudgeSection, CheckerSection], AbstractContextManager[StageContext]]
-
-
 Config = TypeVar("Config", SupervisedConfig, SelfSupervisedConfig, ContrastiveConfig)
 Step = Callable[[], bool]
 """Step of the paper; returns False when the time was up before its end."""
+
+
+class Contexts(ExitStack):
+    """Judges of all parts. They take seconds to start: parts with the same settings share them."""
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        super().__init__()
+        self._end_s = None if limit_s is None else time.monotonic() + limit_s
+        self._known: dict[str, StageContext] = {}
+
+    def of(self, judge: JudgeSection, checker: CheckerSection) -> StageContext:
+        """Judges with these settings; parts save and end when the time is up."""
+        key = judge.model_dump_json() + checker.model_dump_json()
+        if key not in self._known:
+            left_s = None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+            self._known[key] = self.enter_context(stage_context(judge, checker, log=log, limit_s=left_s))
+        return self._known[key]
+
+
+def log(line: str) -> None:
+    """Print a line about progress, with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +119,7 @@ class Recipe:
     base: str
     out: Path
     tables: dict[str, dict[str, Any]]
-    equip: Equip
+    contexts: Contexts
     tasks: TaskSplit | None = None
     """Tasks in place of those that the settings name."""
     seeds: int = 1
@@ -143,14 +162,14 @@ class Recipe:
     def augment(self) -> bool:
         """Judge the teachers' variations; needs no model."""
         config = self.settings(SupervisedConfig)
-        with self.equip(config.judge, config.checker) as context:
-            return examples_of(config, self.split(), self.run("sft"), context) is not None
+        context = self.contexts.of(config.judge, config.checker)
+        return examples_of(config, self.split(), self.run("sft"), context) is not None
 
     def fine_tune(self) -> bool:
         """Fine-tune on the correct variations."""
         config = self.settings(SupervisedConfig)
-        with self.equip(config.judge, config.checker) as context:
-            return train_supervised(config, self.split(), self.run("sft"), context).finished
+        context = self.contexts.of(config.judge, config.checker)
+        return train_supervised(config, self.split(), self.run("sft"), context).finished
 
     # ---- Stage 2 (2.3): self-supervised. Reward 1 for success, else 0, no baseline: the likelihood of its successes.
 
@@ -162,8 +181,8 @@ class Recipe:
             config = config.model_copy(update={"exemplars": shown})
         if config.rehearsal:
             config = config.model_copy(update={"rehearse": self.out / "sft"})
-        with self.equip(config.judge, config.checker) as context:
-            return train_self_supervised(config, self.split(), self.run("self-supervised"), context).finished
+        context = self.contexts.of(config.judge, config.checker)
+        return train_self_supervised(config, self.split(), self.run("self-supervised"), context).finished
 
     # ---- Stage 3 (2.4): contrastive RL
 
@@ -180,8 +199,8 @@ class Recipe:
         seeds = (self.out / "self-supervised",) if sampler in CONTRASTIVE else ()
         exemplars = config.exemplars.model_copy(update={"sampler": sampler, "seeds": seeds})
         config = config.model_copy(update={"exemplars": exemplars, "seed": config.seed + seed})
-        with self.equip(config.judge, config.checker) as context:
-            return train_contrastive(config, self.split(), self.run(arm), context).finished
+        context = self.contexts.of(config.judge, config.checker)
+        return train_contrastive(config, self.split(), self.run(arm), context).finished
 
     # ---- Table 5: the evaluation, and what differs from the paper's
 
@@ -202,11 +221,11 @@ class Recipe:
             config = config.model_copy(update={"exemplars": shown, "rounds": math.gcd(config.samples, CONTRAST_ROUNDS)})
         if read_result(self.run("held-out"), arm) is not None:
             return True
-        with self.equip(stage.judge, stage.checker) as context:
-            model, tokenizer = context.model.load(stage.model, stage.seed)
-            chat = context.model.sampler(model, tokenizer, f"{Path(self.base).name}:{arm}", config.sampling.batch)
-            tasks = self.split().held_out
-            return evaluate_held_out(arm, chat, tasks, config, stage.prompt, self.run("held-out"), context) is not None
+        context = self.contexts.of(stage.judge, stage.checker)
+        model, tokenizer = context.model.load(stage.model, stage.seed)
+        chat = context.model.sampler(model, tokenizer, f"{Path(self.base).name}:{arm}", config.sampling.batch)
+        tasks = self.split().held_out
+        return evaluate_held_out(arm, chat, tasks, config, stage.prompt, self.run("held-out"), context) is not None
 
     def summarise(self) -> dict[str, object]:
         """Write `summary.json` and `table.md` from the finished parts; return the summary."""
@@ -369,29 +388,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ablations", action="store_true", help="measure the arm of buckets with changed prompts too")
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help="save and end after this time")
     given = parser.parse_args(arguments)
-    deadline = None if given.time_limit is None else time.monotonic() + given.time_limit
-
-    def say(line: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
-
-    opened = ExitStack()
-    known: dict[str, StageContext] = {}
-
-    def equip(judge: JudgeSection, checker: CheckerSection) -> AbstractContextManager[StageContext]:
-        """Judges take seconds to start: parts with the same settings share them."""
-        key = judge.model_dump_json() + checker.model_dump_json()
-        if key not in known:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            known[key] = opened.enter_context(stage_context(judge, checker, log=say, limit_s=left))
-        return nullcontext(known[key])
-
     try:
-        with opened:
+        with Contexts(given.time_limit) as contexts:
             recipe = Recipe(
                 given.base,
                 given.out,
                 tables_of(given.recipes, given.changes),
-                equip,
+                contexts,
                 seeds=given.seeds,
                 ablations=given.ablations,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import json
 import shutil
@@ -53,15 +52,20 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
     judge = ToyJudge()
     stops = iter([False] * 6 + [True])
 
-    def equip(late):
-        return lambda section, checker: contextlib.nullcontext(
-            toy_context(judge, out_of_time=(lambda: next(stops, True)) if late else (lambda: False))
-        )
+    class Contexts:
+        """The same toy judge for all parts."""
 
+        def __init__(self, out_of_time):
+            self.context = toy_context(judge, out_of_time=out_of_time)
+
+        def of(self, section, checker):
+            return self.context
+
+    in_time = Contexts(lambda: False)
     tables = recipe_module.tables_of(ROOT / "recipes", CHANGES)
-    late = recipe_module.Recipe(str(tiny_base), tmp_path, tables, equip(True), SPLIT)
+    late = recipe_module.Recipe(str(tiny_base), tmp_path, tables, Contexts(lambda: next(stops, True)), SPLIT)
     assert not recipe_module.run_recipe(late)
-    recipe = recipe_module.Recipe(str(tiny_base), tmp_path, tables, equip(False), SPLIT)
+    recipe = recipe_module.Recipe(str(tiny_base), tmp_path, tables, in_time, SPLIT)
     assert recipe_module.run_recipe(recipe)
     told = recipe.summarise()
     wanted = {
@@ -91,7 +95,7 @@ def test_the_recipe_runs_from_the_first_example_to_the_table(tiny_base, tmp_path
 
     campaign = module_at(ROOT / "benchmarks" / "contrastive_export.py")
     campaign.export(tmp_path, tmp_path.parent / "exported")
-    again = recipe_module.Recipe(str(tiny_base), tmp_path.parent / "exported", tables, equip(False), SPLIT)
+    again = recipe_module.Recipe(str(tiny_base), tmp_path.parent / "exported", tables, in_time, SPLIT)
     assert again.summarise() == told
     assert not list((tmp_path.parent / "exported").rglob("optimizer.pt"))
     assert "speedup" not in capsys.readouterr().out

@@ -62,12 +62,13 @@ def _device_bound(section: TasksSection) -> TaskSplit:
     drawn = device_bound_tasks(count, section.held_out, section.families_seed, miniature=section.miniature)
     held_out = drawn.known + drawn.new
     kept_apart = [shingles_of(task) for task in held_out]
-
-    def is_apart(shingles: frozenset[tuple[str, ...]]) -> bool:
-        return all(resemblance(shingles, other) < section.similarity for other in kept_apart)
-
-    train = tuple(task for task in drawn.train if task.id not in section.exclude and is_apart(shingles_of(task)))
-    return TaskSplit(train, tuple(task for task in held_out if task.id not in section.exclude))
+    train = []
+    for task in drawn.train:
+        shingles = shingles_of(task)
+        nearest = max((resemblance(shingles, other) for other in kept_apart), default=0.0)
+        if task.id not in section.exclude and nearest < section.similarity:
+            train.append(task)
+    return TaskSplit(tuple(train), tuple(task for task in held_out if task.id not in section.exclude))
 
 
 def _tasks(section: TasksSection) -> list[Task]:
@@ -113,21 +114,21 @@ def clusters_of(tasks: Sequence[Task], similarity: float) -> list[list[Task]]:
     shingles = [shingles_of(task) for task in tasks]
     families = [family_of(task) for task in tasks]
     leader = list(range(len(tasks)))
-
-    def find(index: int) -> int:
-        while leader[index] != index:
-            index = leader[index]
-        return index
-
     for one in range(len(tasks)):
         for other in range(one):
             related = families[one] is not None and families[one] == families[other]
             if related or resemblance(shingles[one], shingles[other]) >= similarity:
-                leader[find(one)] = find(other)
+                leader[_leader_of(one, leader)] = _leader_of(other, leader)
     clusters: dict[int, list[Task]] = {}
     for index, task in enumerate(tasks):
-        clusters.setdefault(find(index), []).append(task)
+        clusters.setdefault(_leader_of(index, leader), []).append(task)
     return list(clusters.values())
+
+
+def _leader_of(index: int, leader: Sequence[int]) -> int:
+    while leader[index] != index:
+        index = leader[index]
+    return index
 
 
 def resemblance(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:

@@ -116,19 +116,16 @@ def identity(source: str) -> str:
     names = Names.of(tree)
     renamed: dict[str, str] = {}
 
-    def rename(name: str) -> str:
-        return renamed.setdefault(name, f"v{len(renamed)}")
-
     for node in ast.walk(tree):
         match node:
             case ast.Name() if node.id in names.bound:
-                node.id = rename(node.id)
+                node.id = _renamed(node.id, renamed)
             case ast.arg():
-                node.arg = rename(node.arg)
+                node.arg = _renamed(node.arg, renamed)
             case ast.Attribute() if node.attr in names.own_attributes:
-                node.attr = rename(node.attr)
+                node.attr = _renamed(node.attr, renamed)
             case ast.ClassDef() if node.name != "ModelNew":
-                node.name = rename(node.name)
+                node.name = _renamed(node.name, renamed)
             case ast.Constant(value=bool() | None):
                 pass
             case ast.Constant(value=str() as text):
@@ -141,7 +138,7 @@ def identity(source: str) -> str:
             case ast.Import() | ast.ImportFrom():
                 node.names = sorted(node.names, key=lambda alias: alias.name)
         if isinstance(node, Function) and not node.name.startswith("__") and node.name != "forward":
-            node.name = rename(node.name)
+            node.name = _renamed(node.name, renamed)
     return sha256_of(ast.dump(tree))
 
 
@@ -370,3 +367,8 @@ def _root(node: ast.expr) -> str | None:
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def _renamed(name: str, known: dict[str, str]) -> str:
+    """The name that stands for one that an author chose: v0, v1 and so on, in order of appearance."""
+    return known.setdefault(name, f"v{len(known)}")
