@@ -378,7 +378,7 @@ class LocalExecutor:
                 return outcome
             if lease.is_exclusive:
                 why = {"alone": lease.request.why_alone}
-                outcome = tuple(found.model_copy(update={"checks": found.checks | why}) for found in outcome)
+                outcome = tuple(evaluation.model_copy(update={"checks": evaluation.checks | why}) for evaluation in outcome)
             return outcome[0] if isinstance(work, Evaluate) else tuple(outcome)
         return InfrastructureError(
             f"Wanted an evaluation of {work.task.id} on {lease.device}; its judge died (status {status}, {reason!r}) "
@@ -389,7 +389,7 @@ class LocalExecutor:
 
     def _screen(self, entry: _Submitted, work: Screen, lease: Lease) -> None:
         """Screen a round, in the slot's process or from this one."""
-        made = {found.candidate_sha256 for found in entry.made}
+        made = {estimate.candidate_sha256 for estimate in entry.made}
         rest = replace(
             work,
             earlier=[*work.earlier, *entry.made],
@@ -406,8 +406,8 @@ class LocalExecutor:
             screener = None if lease.is_exclusive else self._prepared.pop(rest.task.sha256, None)
             with screener or self._screener(rest, lease.device, is_alone=lease.is_exclusive) as screener:
                 self._take(entry, screener)
-                for found, left in screener.look(rest, lambda progress: self._tell(Result(entry.work, progress, False))):
-                    self._note(entry, found, left)
+                for estimate, left in screener.look(rest, lambda progress: self._tell(Result(entry.work, progress, False))):
+                    self._note(entry, estimate, left)
 
     def _screen_apart(self, entry: _Submitted, rest: Screen, policy: bytes, lease: Lease) -> None:
         try:
@@ -429,9 +429,9 @@ class LocalExecutor:
             self._end_process(lease.slot)
             raise _DiedError(f"Wanted to screen {rest.task.id}; its process died ({error!r}).") from error
 
-    def _note(self, entry: _Submitted, found: Screened, left: Compiles | None) -> None:
-        entry.made.append(found)
-        self._tell(Result(entry.work, found, False, left))
+    def _note(self, entry: _Submitted, estimate: Screened, left: Compiles | None) -> None:
+        entry.made.append(estimate)
+        self._tell(Result(entry.work, estimate, False, left))
 
     def _screener(self, work: Screen, device: str, *, is_alone: bool) -> Screener:
         with self._changed:

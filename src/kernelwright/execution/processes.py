@@ -187,17 +187,19 @@ def judged(
         if isinstance(work, Baselines):
             from kernelwright.judge.timing.rotation import rotate  # imports torch, as the judge has done by now
 
-            found = rotate(judge, work.task, work.baselines, settings=work.settings, alone=is_alone)
+            evaluations = rotate(judge, work.task, work.baselines, settings=work.settings, alone=is_alone)
         else:
             paired = work.paired_baseline
             assert paired is None or isinstance(paired, Candidate)
-            found = [
+            evaluations = [
                 judge.evaluate(work.task, work.candidate, settings=work.settings, alone=is_alone, paired_baseline=paired)
             ]
     except KernelwrightError as error:
         return type(error)(*error.args)
     taken = {"judge_bytes": torch.cuda.max_memory_reserved(judge.device)} if on_gpu else {}
-    return tuple(one.model_copy(update={"device": device, "checks": one.checks | taken}) for one in found)
+    return tuple(
+        evaluation.model_copy(update={"device": device, "checks": evaluation.checks | taken}) for evaluation in evaluations
+    )
 
 
 # --- screening --------------------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ class Proposals:
         asked_at = None
         while len(taken) < self._budget:
             seen = self._context.seen
-            busy = [one for sha256, one in given.items() if sha256 not in seen]
-            if asked_at != self.done and all(takes and self._may_stay(one) for one in waiting):
+            busy = [candidate for sha256, candidate in given.items() if sha256 not in seen]
+            if asked_at != self.done and all(takes and self._may_stay(candidate) for candidate in waiting):
                 asked_at = self.done
                 self._tell("proposing", False)
                 most = self._budget - self.done + len(waiting)
@@ -95,17 +95,17 @@ class Proposals:
                         raise
                     self._tell(str(error), True)
                     return
-                known = taken | {one.sha256 for one in waiting}
+                known = taken | {candidate.sha256 for candidate in waiting}
                 # Every other place is for the knobs of what was found so far, and all once the policy has nothing more.
-                new = sum(one.sha256 not in known for one in proposed)
+                new = sum(candidate.sha256 not in known for candidate in proposed)
                 proposed = [*variants(self.screened, known, max(1, slots - new, slots // 2)), *proposed]
-                waiting += {one.sha256: one for one in proposed if one.sha256 not in known}.values()
-            one = next_of(waiting, busy, self.screened, takes) if takes else next(iter(waiting), None)
-            if one is not None:
-                given[one.sha256] = one
-                waiting.remove(one)
-                taken.add(one.sha256)
-                yield one
+                waiting += {candidate.sha256: candidate for candidate in proposed if candidate.sha256 not in known}.values()
+            candidate = next_of(waiting, busy, self.screened, takes) if takes else next(iter(waiting), None)
+            if candidate is not None:
+                given[candidate.sha256] = candidate
+                waiting.remove(candidate)
+                taken.add(candidate.sha256)
+                yield candidate
             elif busy or asked_at != self.done:
                 yield None
             else:

@@ -153,7 +153,9 @@ class Scheduler:
         What waits for memory, or to be alone, leaves its slot to others.
         """
         able = [
-            one for one in self._line if one.group == group and any(device.has_room_for(one) for device in self._places(one))
+            request
+            for request in self._line
+            if request.group == group and any(device.has_room_for(request) for device in self._places(request))
         ]
         return sum(self._open(device, group) for device in self._devices.values()) - len(able)
 
@@ -167,7 +169,7 @@ class Scheduler:
 
     def wants_device(self, group: str) -> bool:
         """Whether a request of a group waits until all others leave a device to it."""
-        return any(one.group == group for one in self._alone)
+        return any(request.group == group for request in self._alone)
 
     def due_s(self, now_s: float) -> float | None:
         """Seconds until a device has been quiet for long enough; None where nothing waits for that."""
@@ -231,7 +233,7 @@ class Scheduler:
     def _next_sharing(self) -> Lease | None:
         emptiest = min(self._devices.values(), key=lambda device: device.taken_bytes)
         is_held = False
-        for request in sorted(self._line, key=lambda one: -one.others):  # those that allow the most others first
+        for request in sorted(self._line, key=lambda waiting: -waiting.others):  # those that allow the most others first
             is_passed_over = request.passes >= PASSES_MAX
             # One device makes room for those that too many have passed.
             allowed = [

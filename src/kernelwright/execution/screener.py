@@ -124,7 +124,7 @@ class Screener:
         self._threads = ThreadPoolExecutor(self.slots + 1)
         self._begun: list[Future[Any]] = [self._threads.submit(self._processes[0].begin, False)]
         if on_gpu and early and not servers.is_single:
-            self._begun += [self._threads.submit(one.begin, True) for one in self._processes[1 : 1 + STARTED_EARLY]]
+            self._begun += [self._threads.submit(process.begin, True) for process in self._processes[1 : 1 + STARTED_EARLY]]
 
     def screen(self, candidates: Iterable[Candidate | None]) -> Iterator[tuple[Candidate, Screened | KernelwrightError]]:
         """Look at candidates, taken as processes become free; yields each as it ends, in any order.
@@ -221,12 +221,12 @@ class Screener:
     def _process_for(self, candidate: Candidate) -> _Process:
         """Take a free process: the first for what compiles nothing, else one of the others that is alive by now."""
         first, nothing = self._processes[0], compiles(candidate.source) is Compiles.NOTHING
-        process = min(self._free, key=lambda one: ((one is first) != nothing, one.worker is None))
+        process = min(self._free, key=lambda free: ((free is first) != nothing, free.worker is None))
         self._free.remove(process)
         return process
 
     def _submit(self, process: _Process, candidate: Candidate) -> Future[Screened | KernelwrightError]:
-        self._begun = [one for one in self._begun if not one.done()]
+        self._begun = [begun for begun in self._begun if not begun.done()]
         self._begun.append(self._threads.submit(self._look, process, candidate))
         return self._begun[-1]
 
@@ -257,7 +257,7 @@ class Screener:
                 fcntl.flock(stack.enter_context(self._turn.open("a")), fcntl.LOCK_EX)
             stack.enter_context(on_core(self._core, [worker]))
             if self.where.type == "cpu":
-                for other in [one.worker for one in self._processes]:
+                for other in [process.worker for process in self._processes]:
                     if other is not None and other is not worker and other.stop():
                         stack.callback(other.resume)
             yield
@@ -266,7 +266,7 @@ class Screener:
         """End the processes, those at work too, and remove their files."""
         self.closing = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._begun = [one for one in self._begun if not one.cancelled()]  # `wait` would wait for those for ever
+        self._begun = [begun for begun in self._begun if not begun.cancelled()]  # `wait` would wait for those for ever
         ended = False
         while not ended:
             # The thread that waits for an answer finds its process dead, and ends. A GPU's driver takes a while to let go of
@@ -313,19 +313,19 @@ class _Process:
         began = utc_now()
         with counted(spent_s, "task"):
             worker = self._started(screener.wants_compiler(candidate.source))
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         try:
-            found = self._look(worker, candidate, spent_s)
+            fields = self._look(worker, candidate, spent_s)
         except WorkerError as failure:
-            found = {"correct": False, "reason": failure.reason, "detail": failure.detail.strip()[:2000]}
+            fields = {"correct": False, "reason": failure.reason, "detail": failure.detail.strip()[:2000]}
         except CrowdedError as failure:  # of the gate, which has ended the process
-            found = {"correct": False, "reason": Reason.RUN_TIMEOUT, "detail": str(failure)}
+            fields = {"correct": False, "reason": Reason.RUN_TIMEOUT, "detail": str(failure)}
         with counted(spent_s, "next"):
             self._make_ready(worker)
         return screened_of(
             screener.task,
             candidate,
-            **found,
+            **fields,
             **self._costs,
             device=screener.device,
             started=began,
@@ -430,9 +430,9 @@ def device_limit_bytes(settings: Settings, device: torch.device, alone: bool) ->
     return max(limit, torch.cuda.get_device_properties(device).total_memory - SPARED_BYTES)
 
 
-def ran_out(found: Screened | KernelwrightError) -> bool:
+def ran_out(outcome: Screened | KernelwrightError) -> bool:
     """Whether the device's memory was full, which others may have caused."""
-    return isinstance(found, DeviceError) or (isinstance(found, Screened) and found.reason is Reason.OUT_OF_MEMORY)
+    return isinstance(outcome, DeviceError) or (isinstance(outcome, Screened) and outcome.reason is Reason.OUT_OF_MEMORY)
 
 
 def _reason(text: Any) -> Reason:
