@@ -15,9 +15,8 @@ from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
 from kernelwright.records.decisions import JUDGED
 from kernelwright.records.policy import Policy
-from kernelwright.search.bench import BenchEvent
+from kernelwright.search.bench import BenchEvent, BenchResult
 from kernelwright.search.bench import bench as run_bench
-from kernelwright.search.bench_summary import BenchResult
 from kernelwright.search.in_memory import ModelResult, optimize_model
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search

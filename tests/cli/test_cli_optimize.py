@@ -16,7 +16,7 @@ from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.screened import screened_of
-from kernelwright.search.baselines import chosen_baselines
+from kernelwright.search.bench import chosen_baselines
 from kernelwright.tasks.suites import load_suite
 from tests.search.fakes import FakeExecutor
 
@@ -359,7 +359,7 @@ def test_a_bench_prints_its_table_and_what_could_not_be_measured(place, capsys, 
 
 
 def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, capsys, suite_run):
-    from kernelwright.search.bench_summary import BenchResult
+    from kernelwright.search.bench import BenchResult
 
     outcomes = ["winner", "no-winner", "screened-only", "untouched", "untouched"]
     without_baselines = {1}

@@ -14,8 +14,7 @@ from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.models import Precision
 from kernelwright.records.rescore import rescore
-from kernelwright.search.bench import bench
-from kernelwright.search.bench_summary import summarise
+from kernelwright.search.bench import bench, summarise
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.search.fakes import FakeExecutor, Proposal
 
@@ -57,8 +56,7 @@ def cheap(monkeypatch):
     )
     wrong = (("class $name($base):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n",), "")
     monkeypatch.setattr("kernelwright.rewrites.baselines.BASELINES", {"again": again, "wrong": wrong})
-    for name in ("baselines", "bench"):
-        monkeypatch.setattr(f"kernelwright.search.{name}.ALL_BASELINES", ("eager", "again", "wrong"))
+    monkeypatch.setattr("kernelwright.search.bench.ALL_BASELINES", ("eager", "again", "wrong"))
 
 
 @pytest.fixture

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from kernelwright.judge import Settings
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
-    from kernelwright.search.bench import BenchEvent
-    from kernelwright.search.bench_summary import BenchResult
+    from kernelwright.search.bench import BenchEvent, BenchResult
     from kernelwright.search.suite import SuiteEvent
     from kernelwright.tasks.entries import Suite
 

@@ -8,28 +8,68 @@ is wrong or does not run has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import kernelwright
-from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.deploy.drop_in import drop_in
+from kernelwright.errors import DeviceError, KernelwrightError, UsageError
 from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Baselines, Evaluate, Executor
 from kernelwright.judge import Settings, devices_of
-from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.decisions import TaskRecords
 from kernelwright.records.models import Precision
+from kernelwright.records.tables import (
+    ENTRIES,
+    BenchEntry,
+    TableRow,
+    Tally,
+    bench_table,
+    comparison_of_line,
+    table_json,
+    tally,
+    task_results,
+)
+from kernelwright.report.page import write_bench_report
 from kernelwright.rewrites.baselines import ALL_BASELINES
-from kernelwright.search.baselines import Unrecorded, baselines_of, pending_baselines, require_baselines
-from kernelwright.search.bench_summary import BenchResult, summarise
-from kernelwright.search.engine import Engine, EngineEvent, SearchPlan, SearchState, TaskState, WorkStep, file_records
+from kernelwright.search.engine import (
+    Engine,
+    EngineEvent,
+    SearchPlan,
+    SearchState,
+    TaskState,
+    WorkStep,
+    baseline_of,
+    file_records,
+)
 from kernelwright.tasks.entries import Suite
 
 SAME = ("kind", "suite", "settings", "tasks")
 """Keys in which a resumed run must agree with the earlier one."""
+ON_GPUS = ("compile", "cudagraph-fresh")
+"""Baselines of a search on a GPU where none are named: those that keep a drop-in's contract for any program."""
+_GPU_ALONE = ("cudagraph", "cudagraph-fresh", "cudnn")
+DROP_INS = "optimized"
+"""Folder of a run directory with the drop-ins that are handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """Results of a bench run."""
+
+    run: Path
+    rows: list[TableRow]
+    counts: Tally
+    errors: dict[str, str]
+    """Errors of the task or the machine, by task and baseline."""
+    tasks: list[dict[str, Any]] = field(default_factory=list)
+    """Status of each task, as in `table.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +219,113 @@ def _precisions(settings: Settings, strict_too: bool, tf32_products_too: bool) -
             flags = {"strict_fp32": precision is Precision.STRICT, "tf32_products": precision is Precision.TF32_PRODUCTS}
             wanted.append(settings.model_copy(update=flags))
     return wanted
+
+
+def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
+    """Refuse baselines that there are not, and those that mean nothing on these devices.
+
+    Raises:
+        UsageError: there is no such baseline.
+        DeviceError: one needs a GPU.
+    """
+    unknown = [name for name in baselines if name not in ALL_BASELINES]
+    if unknown:
+        raise UsageError(
+            f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}. Correct --baselines."
+        )
+    for name in _GPU_ALONE:
+        if name in baselines and list(devices) == ["cpu"]:
+            # Without a GPU their wrappers change nothing: eager would stand under another name.
+            raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
+
+
+def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Executor | None) -> list[str]:
+    """Baselines to measure: those that are named, else `ON_GPUS` where they can be measured.
+
+    Raises:
+        UsageError: there is no such baseline, or it cannot be measured with these settings or this evaluator.
+        DeviceError: one needs a GPU.
+    """
+    able = settings.timed and (evaluator is None or Baselines in evaluator.kinds)
+    if names is None:
+        return list(ON_GPUS) if able and device.startswith("cuda") else []
+    require_baselines(names, [device])
+    wanted = [name for name in names if name != "eager"]
+    if wanted and not able:
+        raise UsageError(
+            "Wanted to measure baselines beside eager, which takes settings with times, and an evaluator such as "
+            "LocalExecutor; found others. Name eager alone."
+        )
+    return wanted
+
+
+def baselines_of(task: Task, names: Sequence[str]) -> tuple[Candidate, ...]:
+    """Stock baselines of a task by their names, without eager, which is the reference."""
+    return tuple(baseline_of(task, name) for name in names if name != "eager")
+
+
+def pending_baselines(state: TaskState, names: Sequence[str], settings: Settings) -> tuple[Candidate, ...]:
+    """Baselines of a task, all where one has no record yet: they are compared with the same calls of eager."""
+    wanted = baselines_of(state.task, names)
+    return wanted if any(map(Unrecorded(state.records.baselines, settings), wanted)) else ()
+
+
+class Unrecorded:
+    """Tells which candidates of a task have no evaluation in a precision yet.
+
+    Candidates are known by their hash and policy, so that records without sources count.
+    """
+
+    def __init__(self, evaluations: Iterable[Evaluation], settings: Settings) -> None:
+        precision = Precision.of(dict(settings))
+        self._done = {
+            (found.candidate_sha256, found.policy) for found in evaluations if Precision.of(found.checks) is precision
+        }
+
+    def __call__(self, candidate: Candidate) -> bool:
+        """True where a candidate has none."""
+        return (candidate.sha256, candidate.policy) not in self._done
+
+
+def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:
+    """The table from what is on disk; also written to `table.json`, `table.md` and `report.html`."""
+    entries = [
+        BenchEntry(entry.task.id, entry.task.sha256, entry.level, entry.candidate.sha256 if entry.candidate else None)
+        for entry in suite.entries
+    ]
+    run.write_json(ENTRIES, [asdict(entry) for entry in entries])
+    results = task_results(run, entries, errors)
+    table = table_json(run, results)
+    run.write_json("table.json", table)
+    write_bench_report(run, results, table["tasks"])
+    return BenchResult(run.path, bench_table(results), tally(results), errors, table["tasks"])
+
+
+def with_winners(suite: Suite, winners: Mapping[str, Evaluation]) -> Suite:
+    """The suite with the winner of each task as its candidate, by the task's id; the others have none."""
+    entries = []
+    for entry in suite.entries:
+        best = winners.get(entry.task.id)
+        won = Candidate(source=best.source, policy=best.policy, techniques=best.techniques) if best else None
+        entries.append(replace(entry, candidate=won))
+    return replace(suite, entries=tuple(entries))
+
+
+def hand_out(run: RunDirectory, suite: Suite, winners: Mapping[str, Evaluation], lines: Sequence[Mapping[str, Any]]) -> None:
+    """Write a drop-in for each task whose winner is certainly ahead of the best baseline that was measured.
+
+    Args:
+        run: The run directory.
+        suite: Tasks.
+        winners: Confirmed winners by the task's id.
+        lines: Status of each task, as in `table.json`.
+    """
+    shutil.rmtree(run.path / DROP_INS, ignore_errors=True)  # another look may have found some to be no faster
+    tasks = {entry.task.id: entry.task for entry in suite.entries}
+    for line in lines:
+        best, comparison = winners.get(line["task"]), comparison_of_line(line)
+        if best is not None and comparison is not None and comparison.is_ahead:
+            (run.path / DROP_INS).mkdir(exist_ok=True)
+            name = re.sub(r"\W+", "_", line["task"])
+            text = drop_in(tasks[line["task"]], best, run, module=name, comparison=str(comparison))
+            run.write_text(f"{DROP_INS}/{name}.py", text)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import kernelwright
 from kernelwright.deploy.drop_in import drop_in
 from kernelwright.execution.executor import LocalExecutor, judges_per_device
 from kernelwright.execution.fork_servers import ForkServers
-from kernelwright.execution.work import Executor, Screen
+from kernelwright.execution.work import Executor, Result, Screen, Work
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.records import Evaluation, RunDirectory, Task
 from kernelwright.records.decisions import JUDGED, BaselineComparison
@@ -20,9 +22,8 @@ from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import comparison_of
 from kernelwright.report.page import write_report
-from kernelwright.search.baselines import chosen_baselines, pending_baselines
+from kernelwright.search.bench import chosen_baselines, pending_baselines
 from kernelwright.search.engine import Composer, Engine, EngineEvent, SearchPlan, SearchState, TaskState, file_records
-from kernelwright.search.executors import Executors
 from kernelwright.search.then_sass import needs_gpu
 
 DROP_IN = "optimized.py"
@@ -31,6 +32,9 @@ NOT_AHEAD = "not_ahead.py"
 """The same for a confirmed improvement over eager that is not certainly ahead of the best baseline."""
 NEAR_MISS = "near_miss.py"
 """File of a run directory with the source of what was nearly an improvement."""
+
+_TURN_S = 0.1
+"""Time for which one of several executors is asked for a result, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +234,58 @@ def _hand_out(run: RunDirectory, state: TaskState, has_baselines: bool) -> Optim
         beside=comparison,
         drop_in=path,
     )
+
+
+class Executors:
+    """Executors that share the work: each kind goes to the first that can do it. The caller closes them."""
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self._executors = executors
+        self._by_kind: dict[type[Work], Executor] = {}
+        for executor in executors:
+            for kind in executor.kinds:
+                self._by_kind.setdefault(kind, executor)
+
+    @property
+    def kinds(self) -> frozenset[type[Work]]:
+        """Kinds of work that one of them can do."""
+        return frozenset(self._by_kind)
+
+    @property
+    def wants_device(self) -> bool:
+        """True while a round of screening waits until judges leave a device to it."""
+        return any(executor.wants_device for executor in self._executors)
+
+    def submit(self, work: Work) -> None:
+        """Give work to the one that does its kind."""
+        self._by_kind[type(work)].submit(work)
+
+    def free(self, kind: type[Work]) -> int:
+        """Number of works of a kind that could begin soon."""
+        return self._by_kind[kind].free(kind)
+
+    def next_result(self, timeout_s: float | None = None) -> Result | None:
+        """The next result of any of them, asked in turn."""
+        if len(self._executors) == 1:
+            return self._executors[0].next_result(timeout_s)
+        turns = itertools.count() if timeout_s is None else range(max(1, round(timeout_s / _TURN_S / len(self._executors))))
+        for _ in turns:
+            for executor in self._executors:
+                if (result := executor.next_result(_TURN_S)) is not None:
+                    return result
+        return None
+
+    def cancel(self, work: Work) -> None:
+        """End work now."""
+        self._by_kind[type(work)].cancel(work)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Close all of them."""
+        for executor in self._executors:
+            executor.close(at_once=at_once)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(at_once=kind is not None)

@@ -14,9 +14,17 @@ from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.records.decisions import CUT_SHORT, JUDGED, SCHEDULE, SchedulePolicy
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
-from kernelwright.search.baselines import require_baselines
-from kernelwright.search.bench import SAME, claim_suite, config_of, state_of
-from kernelwright.search.bench_summary import BenchResult, hand_out, summarise, with_winners
+from kernelwright.search.bench import (
+    SAME,
+    BenchResult,
+    claim_suite,
+    config_of,
+    hand_out,
+    require_baselines,
+    state_of,
+    summarise,
+    with_winners,
+)
 from kernelwright.search.engine import Clock, Composer, Engine, EngineEvent, SearchPlan, SearchState
 from kernelwright.tasks.entries import Suite
 
