@@ -102,7 +102,7 @@ class KernelFuser:
         if program.convolution is not None:
             return ConvolutionKernel(name, program, signature, strides, FP16 if self._fp16 else TF32)
         kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
-        made = kind(name, program, signature, strides)
-        if self._single_pass and made.nest.kind == ROWS and reads_once(made.nest) and made.full_stores:
+        kernel = kind(name, program, signature, strides)
+        if self._single_pass and kernel.nest.kind == ROWS and reads_once(kernel.nest) and kernel.full_stores:
             return OneReadKernel(name, program, signature, strides)
-        return made
+        return kernel

@@ -67,8 +67,8 @@ class ConvolutionKernel(TritonKernel):
         return (TILED, self.template.technique, *reduces, *((POOLED_TILES,) if self.program.pooled else ()))
 
     def _stored_at(self, pointer: str) -> str:
-        found = self.sizes.geometry
-        phased = found.transposed and found.stride[-1] > 1 and self.program.pooled is None
+        geometry = self.sizes.geometry
+        phased = geometry.transposed and geometry.stride[-1] > 1 and self.program.pooled is None
         return side_by_side(pointer, apart=phased)
 
     def _index_type(self) -> str:

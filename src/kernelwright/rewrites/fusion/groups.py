@@ -140,7 +140,7 @@ def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[Fu
         if math.prod(group.program.logical) >= SMALLEST and (len(group.members) >= 2 or is_call(group.members[0], *alone))
     ]
     largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
-    kept = [group for group in worth if any(group is one for one in largest[:MOST_KERNELS])]
+    kept = [group for group in worth if any(group is large for large in largest[:MOST_KERNELS])]
     while (cycle := _in_cycle(nodes, kept)) is not None:
         kept = [group for group in kept if group is not cycle]
     return kept
@@ -202,8 +202,8 @@ def replace_group(
     before = group.members[-1]
     result = editor.call(before, kernel, *inputs)
     single = len(outputs) == 1
-    made = [result] if single else [editor.pick(before, result, index) for index in range(len(outputs))]
-    for node, new in zip(outputs, made, strict=True):
+    results = [result] if single else [editor.pick(before, result, index) for index in range(len(outputs))]
+    for node, new in zip(outputs, results, strict=True):
         node.replace_all_uses_with(new)
         replaced[node] = new
     for node in reversed(group.members):

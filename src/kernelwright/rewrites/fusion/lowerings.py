@@ -275,9 +275,9 @@ def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int
 
 def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
     """Whether a buffer is used by a norm and, later, by calls that write to it alone."""
-    others = [user for user in statistic.users if user is not node]
+    users = [user for user in statistic.users if user is not node]
     return statistic.op == "placeholder" and all(
-        is_mutable(user) and user.args[0] is statistic and not user.users and node < user for user in others
+        is_mutable(user) and user.args[0] is statistic and not user.users and node < user for user in users
     )
 
 
@@ -470,8 +470,8 @@ def _after_zeros(node: Any) -> tuple[int, fx.Node] | None:
         return None
     zeros, rest = node.args[0]
     dim = int(argument(node, "dim")) % len(shape(node))
-    made = is_call(zeros, aten.zeros_like, aten.zeros, aten.new_zeros)
-    return (shape(zeros)[dim], rest) if made and dim == len(shape(node)) - 1 else None
+    is_zero = is_call(zeros, aten.zeros_like, aten.zeros, aten.new_zeros)
+    return (shape(zeros)[dim], rest) if is_zero and dim == len(shape(node)) - 1 else None
 
 
 SCAN_OPERATORS: dict[Any, Lowering] = dict.fromkeys((aten.cumsum, aten.cumprod, aten.flip, aten.cat), _scan)
@@ -532,17 +532,17 @@ def _taps(
 
 def pooled_of(node: fx.Node, program: LoopProgram) -> Pooled | None:
     """Windows of a pool over what a convolution's program has computed; None where its tiles cannot pool them."""
-    found = program.convolution
-    if found is None or program.pooled or not is_call(node, *MAX_POOLS, *AVERAGE_POOLS):
+    conv = program.convolution
+    if conv is None or program.pooled or not is_call(node, *MAX_POOLS, *AVERAGE_POOLS):
         return None
-    given, rank = arguments(node), len(found.kernel)
+    given, rank = arguments(node), len(conv.kernel)
     window = numbers(given["kernel_size"], rank)
     apart = numbers(given["stride"], rank) or window
     plain = not any(numbers(given["padding"], rank)) and all(step == 1 for step in numbers(given.get("dilation", 1), rank))
     sizes = zip(program.logical[2:], window, strict=True)
     whole = not given["ceil_mode"] or all(size % width == 0 for size, width in sizes)
-    # A tile has outputs at one residue of a transposed convolution's stride.
-    steps = found.stride if found.transposed else (1,) * rank
+    # A tile has outputs at one residue of a transposed conv's stride.
+    steps = conv.stride if conv.transposed else (1,) * rank
     aligned = all(width % step == 0 for width, step in zip(window, steps, strict=True))
     if window != apart or not (plain and whole and aligned) or math.prod(window) > MOST_PLACES:
         return None
@@ -553,9 +553,9 @@ def _pool(program: LoopProgram, node: fx.Node, level: str) -> int:
     given = arguments(node)
     is_maximum = is_call(node, *MAX_POOLS)
     if program.pooled and node.args[0] in program.values:
-        found = program.add("window_max" if is_maximum else "window_sum", program.operand(node.args[0], level))
+        whole = program.add("window_max" if is_maximum else "window_sum", program.operand(node.args[0], level))
         count = given.get("divisor_override") or math.prod(program.pooled.window)
-        return found if is_maximum else program.add("div", found, float(count))
+        return whole if is_maximum else program.add("div", whole, float(count))
     rank = 1 + (MAX_POOLS if is_maximum else AVERAGE_POOLS).index(node.target.overloadpacket)  # type: ignore[union-attr]
     kernel = numbers(given["kernel_size"], rank)
     stride = numbers(given["stride"], rank) or kernel
@@ -573,24 +573,24 @@ def _pool(program: LoopProgram, node: fx.Node, level: str) -> int:
 
 
 def _depthwise(program: LoopProgram, node: fx.Node, level: str) -> int:
-    found = geometry(node)
-    if found is None or found.transposed or found.groups == 1 or shape(found.weight)[:2] != (found.groups, 1):
-        raise UnsupportedError("not a depthwise convolution with one output for each channel")
-    if value(found.weight).dtype not in REAL:
+    conv = geometry(node)
+    if conv is None or conv.transposed or conv.groups == 1 or shape(conv.weight)[:2] != (conv.groups, 1):
+        raise UnsupportedError("not a depthwise conv with one output for each channel")
+    if value(conv.weight).dtype not in REAL:
         raise UnsupportedError("the weight is not of real numbers")
-    strides = value(found.weight).stride()
+    strides = value(conv.weight).stride()
 
     ones = [int(dim == 1) for dim in range(len(program.logical))]
     result: int | None = None
-    taps = _taps(program, found.source, found.kernel, found.stride, found.padding, found.dilation)
-    for place, tap in zip(itertools.product(*map(range, found.kernel)), taps, strict=True):
+    taps = _taps(program, conv.source, conv.kernel, conv.stride, conv.padding, conv.dilation)
+    for place, tap in zip(itertools.product(*map(range, conv.kernel)), taps, strict=True):
         offset = sum(at * stride for at, stride in zip(place, strides[2:], strict=True))
-        product = program.add("mul", tap, program.load(found.weight, [strides[0] * one for one in ones], offset))
+        product = program.add("mul", tap, program.load(conv.weight, [strides[0] * own for own in ones], offset))
         result = product if result is None else program.add("add", result, product)
     if result is None:
         raise UnsupportedError("a window without taps")
-    if found.bias is not None:
-        result = program.add("add", result, program.load(found.bias, ones))
+    if conv.bias is not None:
+        result = program.add("add", result, program.load(conv.bias, ones))
     return result
 
 
@@ -609,7 +609,7 @@ def rearranged(program: LoopProgram, node: fx.Node, level: str) -> int:
             raise UnsupportedError("a part that is no slice of real numbers")
         source, first = stretch
         sources.add(source)
-        strides, shifts = value(source).stride(), tuple(-start if one == dim else 0 for one in range(rank))
+        strides, shifts = value(source).stride(), tuple(-start if axis == dim else 0 for axis in range(rank))
         window = Window(shifts, (1,) * rank, shape(piece), 0.0)
         read = program.load(source, strides, (first - start) * strides[dim], window)
         steps.append(program.add("neg", read) if negated else read)
@@ -626,20 +626,20 @@ def _convolution(program: LoopProgram, node: fx.Node, level: str) -> int:
             return _depthwise(program, node, level)
     except UnsupportedError:
         pass
-    found = geometry(node)
-    if found is None or found.source in program.values or program.convolution:
-        raise UnsupportedError("no convolution that tiles compute")
-    if value(found.source).dtype not in REAL or value(found.weight).dtype != value(found.source).dtype:
+    conv = geometry(node)
+    if conv is None or conv.source in program.values or program.convolution:
+        raise UnsupportedError("no conv that tiles compute")
+    if value(conv.source).dtype not in REAL or value(conv.weight).dtype != value(conv.source).dtype:
         raise UnsupportedError("operands that are not of one type of real numbers")
-    if TF32.refusal(ConvolutionSizes(found, shape(node))) is not None:
-        raise UnsupportedError("no convolution that tiles compute")
+    if TF32.refusal(ConvolutionSizes(conv, shape(node))) is not None:
+        raise UnsupportedError("no conv that tiles compute")
     if program.reduced not in ((), (1,)) or program.split > 1:
         raise UnsupportedError("a reduction over more than the channels")
-    program.convolution = found
+    program.convolution = conv
     none = (0,) * len(program.logical)
-    result = program.add("convolution", program.load(found.source, none), program.load(found.weight, none))
-    if is_tensor(found.bias):
-        bias = cast(fx.Node, found.bias)
+    result = program.add("convolution", program.load(conv.source, none), program.load(conv.weight, none))
+    if is_tensor(conv.bias):
+        bias = cast(fx.Node, conv.bias)
         result = program.add("add", result, program.load(bias, (0, value(bias).stride()[0], *none[2:])))
     return result
 
@@ -677,11 +677,11 @@ def lower(program: LoopProgram, node: fx.Node) -> None:
     if node.op != "call_function" or (node.kwargs.get("dtype") not in (None, DTYPE) and packet not in CONVERSIONS):
         raise UnsupportedError("not a plain call")
     if packet in ROW_OPERATORS or (is_call(node, aten.batch_norm) and arguments(node)["training"]):
-        found = reduction_of(node)
+        reduction = reduction_of(node)
         source = node.args[0]
-        if found is None or not isinstance(source, fx.Node) or shape(source) not in program.shapes:
+        if reduction is None or not isinstance(source, fx.Node) or shape(source) not in program.shapes:
             raise UnsupportedError("not a reduction over this space")
-        split, reduced = found
+        split, reduced = reduction
         plain = (aten.sum, aten.mean, aten.amax, aten.amin, aten.argmax, aten.argmin)
         if numel(source) == numel(node) and is_call(node, *plain):
             raise UnsupportedError("nothing is reduced")

@@ -189,20 +189,20 @@ class LoopProgram:
 
     def levels(self) -> list[str]:
         """The level of every step: a load is per row when it does not vary along the reduced dimensions."""
-        found: list[str] = []
+        levels: list[str] = []
         for index, step in enumerate(self.steps):
             if step.name == "load":
                 strides = self.refine(self.loads[index].strides)
                 varies = not self.reduced or any(strides[dim] for dim in self.reduced)
-                found.append(FULL if varies else ROW)
+                levels.append(FULL if varies else ROW)
             elif step.name in REDUCERS:
-                found.append(ROW)
+                levels.append(ROW)
             elif step.name == "convolution":
-                found.append(FULL)
+                levels.append(FULL)
             else:
-                inner = [found[item] for item in step.operands if isinstance(item, int)]
-                found.append(FULL if FULL in inner or not self.reduced else ROW)
-        return found
+                inner = [levels[item] for item in step.operands if isinstance(item, int)]
+                levels.append(FULL if FULL in inner or not self.reduced else ROW)
+        return levels
 
     def refine(self, strides: Sequence[int]) -> tuple[int, ...]:
         """Strides over the logical shape as strides over the iteration space."""
@@ -479,16 +479,16 @@ def _needed(
     program: LoopProgram, levels: list[str], roots: list[int | float], known: frozenset[int] = frozenset()
 ) -> tuple[int, ...]:
     """Full-level steps that the roots depend on, in order; known ones are listed and not looked behind."""
-    found: set[int] = set()
+    needed: set[int] = set()
     queue = [item for item in roots if isinstance(item, int)]
     while queue:
         index = queue.pop()
-        if index in found or levels[index] != FULL:
+        if index in needed or levels[index] != FULL:
             continue
-        found.add(index)
+        needed.add(index)
         if index not in known:
             queue += [item for item in program.steps[index].operands if isinstance(item, int)]
-    return tuple(sorted(found))
+    return tuple(sorted(needed))
 
 
 def points(dims: tuple[Dim, ...]) -> int:
@@ -498,12 +498,12 @@ def points(dims: tuple[Dim, ...]) -> int:
 
 def evaluated_again(program: LoopProgram, passes: tuple[Pass, ...], number: int) -> tuple[int, ...]:
     """The full-level steps of a pass when nothing is kept from earlier ones."""
-    found = set(passes[number].computes)
+    again = set(passes[number].computes)
     earlier = {index for item in passes[:number] for index in item.computes}
-    queue = list(found)
+    queue = list(again)
     while queue:
         for operand in program.steps[queue.pop()].operands:
-            if isinstance(operand, int) and operand in earlier and operand not in found:
-                found.add(operand)
+            if isinstance(operand, int) and operand in earlier and operand not in again:
+                again.add(operand)
                 queue.append(operand)
-    return tuple(sorted(found))
+    return tuple(sorted(again))

@@ -61,7 +61,7 @@ class Statements:
 
     def _position(self, tensor: str, strides: Sequence[int], offset: int) -> str:
         """Pointers of a tensor for the first row of the tile, and a constant."""
-        terms = [f"i{dim}" if one == 1 else f"i{dim} * {one}" for dim, one in enumerate(strides) if one]
+        terms = [f"i{dim}" if stride == 1 else f"i{dim} * {stride}" for dim, stride in enumerate(strides) if stride]
         base = self.name(" + ".join([tensor, *terms]), "p") if terms else tensor
         return f"{base} + {offset}" if offset > 0 else f"{base} - {-offset}" if offset else base
 
@@ -140,7 +140,7 @@ class Statements:
         window, last = load.window, len(load.strides) - 1
         if window is None:
             # A tile that lies beyond the last one is at the place of another one in all but these dimensions.
-            along = [self.masks.get(dim, inside) for dim, one in enumerate(load.strides) if one and dim >= self.beyond]
+            along = [self.masks.get(dim, inside) for dim, stride in enumerate(load.strides) if stride and dim >= self.beyond]
             return f"{pointer}, mask={' & '.join(dict.fromkeys(along))}, other=0.0" if along else pointer
         tests = [self.inside]
         for dim, (shift, step, size) in enumerate(zip(window.shifts, window.steps, window.sizes, strict=True)):
@@ -161,7 +161,9 @@ def _knobs(sizes: tuple[int, ...], loads: list[Load]) -> dict[str, tuple[int, ..
     widths = sorted(cost, key=cost.__getitem__)[:3]
     shared = any(load.window is not None and load.window.steps[-2] == 1 for load in loads)
     rows = [
-        one for one in ((4, 2, 8, 1) if shared else (2, 1, 4)) if one * len(loads) <= MOST_LOADS and one < 2 * sizes[-2]
+        count
+        for count in ((4, 2, 8, 1) if shared else (2, 1, 4))
+        if count * len(loads) <= MOST_LOADS and count < 2 * sizes[-2]
     ] or [1]
     if math.prod(sizes) < PROGRAMS * POINTS * rows[0]:
         rows.sort()
@@ -175,7 +177,7 @@ class ScanKernel(TritonKernel):
         sizes, last = self.program.logical, len(self.program.logical) - 1
         rows, columns = math.prod(sizes[:-1]), sizes[-1]
         tile = min(4096, 1 << (columns - 1).bit_length())
-        options = {"tile": (tile, *(one for one in (tile // 2, 2 * tile) if one < 2 * columns)), "warps": (8, 4, 16)}
+        options = {"tile": (tile, *(size for size in (tile // 2, 2 * tile) if size < 2 * columns)), "warps": (8, 4, 16)}
         knobs, constant = f"KNOBS_{self.__name__.upper()}", f"{self.__name__.upper()}_TILE"
         dims = [Dim(size, ()) for size in sizes[:-1]]
         steps = f"({columns} + TILE - 1) // TILE"
@@ -216,7 +218,7 @@ def _printed(kernel: TritonKernel) -> str:
     last = len(sizes) - 1
     options = _knobs(sizes, list(kernel.program.loads.values()))
     knobs = f"KNOBS_{name.upper()}"
-    rows, width, many = (f"{name.upper()}_{one}" for one in ("ROWS", "WIDTH", "MANY"))
+    rows, width, many = (f"{name.upper()}_{part}" for part in ("ROWS", "WIDTH", "MANY"))
     tiles = math.prod(sizes[: last - 1])
     number_type = kernel._index_type()
     column = "(task % across) * WIDTH + tl.arange(0, WIDTH)[None, :]"
@@ -241,7 +243,7 @@ def _printed(kernel: TritonKernel) -> str:
     for number in range(max(options["rows"])):
         lines = statements.steps(number)
         body += [f"if ROWS > {number}:", *(f"    {line}" for line in lines)] if number else lines
-    constants = [f"{one}: tl.constexpr" for one in ("ROWS", "WIDTH", "MANY")]
+    constants = [f"{part}: tl.constexpr" for part in ("ROWS", "WIDTH", "MANY")]
     declared = [
         f"{knobs} = {options!r}",
         f'{rows}, {width} = {knobs}["rows"][0], {knobs}["width"][0]',

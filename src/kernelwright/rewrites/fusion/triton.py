@@ -107,8 +107,8 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
     """Choices of the kernels of chunks of rows, the default first: at least twice `FEW_PROGRAMS` where rows are long."""
     most = min(MOST_CHUNKS, power_of_two(columns // LOOP_TILE))
     chunks = min(most, power_of_two(-(-2 * FEW_PROGRAMS // rows)))
-    others = [one for one in (2 * chunks, chunks // 2, 4 * chunks) if 1 < one <= most]
-    return {"chunks": (chunks, *others), "tile": (LOOP_TILE, LOOP_TILE // 2, 2 * LOOP_TILE), "warps": (8, 4, 16)}
+    further = [count for count in (2 * chunks, chunks // 2, 4 * chunks) if 1 < count <= most]
+    return {"chunks": (chunks, *further), "tile": (LOOP_TILE, LOOP_TILE // 2, 2 * LOOP_TILE), "warps": (8, 4, 16)}
 
 
 def accepts(program: LoopProgram) -> bool:
@@ -210,7 +210,7 @@ class TritonKernel(FusedKernel):
         """Type of positions. Dividing those of 64 bits for each element takes longer than reading it."""
         dims = (*self.nest.outer, *self.nest.reduced, *self.nest.inner)
         strides = zip(*(dim.strides for dim in dims), strict=True)
-        last = max(sum((dim.size - 1) * stride for dim, stride in zip(dims, one, strict=True)) for one in strides)
+        last = max(sum((dim.size - 1) * stride for dim, stride in zip(dims, along, strict=True)) for along in strides)
         # What is masked may lie a few tiles beyond the last one.
         return "tl.int32" if max(last, points(dims)) < (1 << 31) - (1 << 25) else "tl.int64"
 
@@ -387,7 +387,10 @@ class TritonKernel(FusedKernel):
         loop += [*self._split(dims, self._numbered("r", dims), "column"), *body]
         # The maximum so far is wanted before this tile is in it, the sum so far after.
         first = [index for index in item.reduces if index in self.pairs and self._name_of(self.pairs[index]) == "max"]
-        loop += [self._accumulate(index) for index in (*first, *(one for one in item.reduces if one not in first))]
+        loop += [
+            self._accumulate(index)
+            for index in (*first, *(reduction for reduction in item.reduces if reduction not in first))
+        ]
         lines += [f"    {line}" for line in loop]
         held = f"tl.minimum(tl.maximum(({points(dims)} - begin - lane + {tile} - 1) // {tile}, 0), {steps})"
         return lines + self._combined(item, held)
@@ -465,13 +468,13 @@ class TritonKernel(FusedKernel):
         for number, item in enumerate(passes):
             if not item.reduces:
                 break
-            made = [f"part{index}" for index in item.reduces]
+            own = [f"part{index}" for index in item.reduces]
             body = [*(back if number % 2 else start), *known, begin]
             body += self._running("TILE", "STEPS", self._pass_steps(number), item)
             body += [f"tl.store(part{index} + row * CHUNKS + chunk, v{index})" for index in item.reduces]
-            lines += self._definition(f"pass_{number}", [*self.inputs, *parts, *made, *options], body)
-            launches.append((f"pass_{number}", [*parts, *made], True))
-            parts += made
+            lines += self._definition(f"pass_{number}", [*self.inputs, *parts, *own, *options], body)
+            launches.append((f"pass_{number}", [*parts, *own], True))
+            parts += own
             known.append("part = row * CHUNKS + tl.arange(0, CHUNKS)")
             known += [f"a{index} = tl.load(part{index} + part)" for index in item.reduces]
             held = f"tl.minimum(tl.maximum({columns} - tl.arange(0, CHUNKS).to(tl.int64) * (STEPS * TILE), 0), STEPS * TILE)"
@@ -486,7 +489,10 @@ class TritonKernel(FusedKernel):
         lines += self._definition("apply", [*self.inputs, *parts, *self.outputs, *options], body)
         launches.append(("apply", parts, bool(self.full_stores)))
         name = self.__name__
-        knobs, constants = f"KNOBS_{name.upper()}", ", ".join(f"{name.upper()}_{one}" for one in ("CHUNKS", "TILE", "STEPS"))
+        knobs, constants = (
+            f"KNOBS_{name.upper()}",
+            ", ".join(f"{name.upper()}_{part}" for part in ("CHUNKS", "TILE", "STEPS")),
+        )
         chunks, tile, steps = constants.split(", ")
         declared = [
             f"{knobs} = {split_knobs(rows, columns)!r}",
@@ -568,7 +574,7 @@ class OneReadKernel(TritonKernel):
     def _exchanged(self, number: int, item: Pass, rows: int, chunks: int) -> list[str]:
         """This chunk's partial results of a pass are stored; once all chunks' are, they are read as `a{index}`."""
         lines = []
-        for index in sorted(item.reduces, key=lambda one: one in self.pairs):
+        for index in sorted(item.reduces, key=lambda reduction: reduction in self.pairs):
             source = self.pairs.get(index, index)
             given = self._reduced(source)
             if source == index:

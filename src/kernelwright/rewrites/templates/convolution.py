@@ -186,9 +186,11 @@ class ConvolutionSizes:
         ]
 
 
-def _phases(found: Geometry, dim: int) -> list[Phase]:
-    kernel, stride, padding, dilation = (item[dim] for item in (found.kernel, found.stride, found.padding, found.dilation))
-    if not found.transposed:
+def _phases(geometry: Geometry, dim: int) -> list[Phase]:
+    kernel, stride, padding, dilation = (
+        item[dim] for item in (geometry.kernel, geometry.stride, geometry.padding, geometry.dilation)
+    )
+    if not geometry.transposed:
         return [Phase(kernel, 0, 1, stride, -padding, dilation)]
     phases = []
     common = math.gcd(stride, dilation)
@@ -234,15 +236,15 @@ class ConvolutionTemplate(Template[ConvolutionSizes, Any]):
 
     def refusal(self, sizes: ConvolutionSizes) -> str | None:
         """The reason why the kernel does not take a convolution or could not be faster than cuDNN; None if it might."""
-        found, result = sizes.geometry, math.prod(sizes.result)
+        geometry, result = sizes.geometry, math.prod(sizes.result)
         length = sizes.channels * math.prod(sizes.kernel)
         if result < LEAST_OUTPUTS and length > BRIEF_SUM:
             return f"wanted {LEAST_OUTPUTS} outputs or sums of at most {BRIEF_SUM}, found {result} and {length}"
-        moved = 4 * (result + numel(found.source)) / BYTES_PER_S
-        products = result * length / (math.prod(found.stride) if found.transposed else 1)
+        moved = 4 * (result + numel(geometry.source)) / BYTES_PER_S
+        products = result * length / (math.prod(geometry.stride) if geometry.transposed else 1)
         gathered = products / min(128, sizes.outputs) / READS_PER_S[sizes.channels % LEAST_SUM == 0]
         # cuDNN computes transposed convolutions at half the rate of others.
-        computed = 2 * products / CUDNN_FLOPS[sizes.rank] * (1 + found.transposed)
+        computed = 2 * products / CUDNN_FLOPS[sizes.rank] * (1 + geometry.transposed)
         if max(moved, gathered) > CUDNN_PASSES * moved + computed:
             return "cuDNN takes less time than the kernel takes for gathering its inputs"
         return None

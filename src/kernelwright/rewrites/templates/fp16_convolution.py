@@ -112,11 +112,11 @@ class Fp16Convolution(ConvolutionTemplate):
         ones, zeros = (1,) * missing, (0,) * missing
         given = [images, sizes.channels, filled(sizes.channels), sizes.groups, (*ones, *places), (*zeros, *lows)]
         given += [(*ones, *padded), (*strides[:2], *zeros, *strides[2:]), sizes.outputs, math.prod(sizes.kernel)]
-        made, text = f"_{name}_prepared", ", ".join(map(repr, [*given, sizes.geometry.transposed]))
+        prepared, text = f"_{name}_prepared", ", ".join(map(repr, [*given, sizes.geometry.transposed]))
         if sizes.is_short:  # laid out as they are
             dtype = value(sizes.geometry.source).dtype
-            return [f"{made} = {{True: _Prepared(False, {text})}}", f"{made}[True].dtype = {dtype}"]
-        return [f"{made} = {for_both(f'_Prepared(tf32, {text})')}"]
+            return [f"{prepared} = {{True: _Prepared(False, {text})}}", f"{prepared}[True].dtype = {dtype}"]
+        return [f"{prepared} = {for_both(f'_Prepared(tf32, {text})')}"]
 
     def prepare(self, name: str, sizes: ConvolutionSizes, source: str, weight: str) -> list[str]:
         """A statement of a call that leaves the further arguments in `prepared`."""

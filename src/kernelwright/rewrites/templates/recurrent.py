@@ -126,7 +126,7 @@ class PersistentLayers(CallTemplate[Layers, RecurrentKnobs]):
         each = 4 if argument(node, "has_biases") else 2
         # Projections are further weights.
         plain = len(shape(x)) == 3 and len(parameters) == layers * directions * each
-        if draws or not plain or any(value(one).dtype != torch.float32 for one in (x, *parameters)):
+        if draws or not plain or any(value(tensor).dtype != torch.float32 for tensor in (x, *parameters)):
             return None
         batch, steps = shape(x)[:2] if argument(node, "batch_first") else shape(x)[1::-1]
         return Layers(
