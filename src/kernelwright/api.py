@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -139,28 +140,22 @@ def optimize(
         raise UsageError(f"Wanted a budget of at least one proposal; found {budget}.")
     if judged < 1:
         raise UsageError(f"Wanted at least one candidate for the judge; found {judged}.")
-    chosen = policy_named(policy) if isinstance(policy, str) else policy
-
-    def search(one: Task, where: str, run: Path) -> OptimizeResult:
-        return run_search(
-            one,
-            policy=chosen,
-            device=where,
-            budget=budget,
-            judged=judged,
-            out=run,
-            settings=settings,
-            on_event=on_event,
-            seed=seed,
-            evaluator=evaluator,
-            baselines=baselines,
-        )
-
+    search = partial(
+        run_search,
+        policy=policy_named(policy) if isinstance(policy, str) else policy,
+        budget=budget,
+        judged=judged,
+        settings=settings,
+        on_event=on_event,
+        seed=seed,
+        evaluator=evaluator,
+        baselines=baselines,
+    )
     if not isinstance(task, Task | str | Path):
         return optimize_model(task, example_inputs, device=device, out=Path(out), search=search)
     if example_inputs is not None:
         raise UsageError("Wanted a model beside example_inputs; found a task, which draws its own. Leave them out.")
-    return search(_task(task), device, Path(out))
+    return search(_task(task), device=device, out=Path(out))
 
 
 def load(model: torch.nn.Module, folder: str | Path) -> torch.nn.Module:

@@ -36,10 +36,10 @@ class Search:
     def __init__(self):
         self.asked = []
 
-    def __call__(self, task, device, run):
-        self.asked.append((device, run))
+    def __call__(self, task, *, device, out):
+        self.asked.append((device, out))
         best = accepted(2.0, task.source + CODE, confirms=True) if "[4, 3]" in task.source else None
-        return OptimizeResult(run, best, 1, 1)
+        return OptimizeResult(out, best, 1, 1)
 
 
 def test_each_form_of_inputs_is_searched_and_the_result_says_what_was_confirmed(model, tmp_path):
@@ -161,7 +161,9 @@ def first_example(page):
 def test_the_first_example_of_the_readme_and_the_start_page_runs(tmp_path, monkeypatch, capsys):
     """With a stand-in for the search, which takes a minute."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("kernelwright.api.run_search", lambda task, out, **options: Search()(task, options["device"], out))
+    monkeypatch.setattr(
+        "kernelwright.api.run_search", lambda task, out, device, **options: Search()(task, device=device, out=out)
+    )
     example = first_example("README.md")
     assert first_example("docs/start.md") == example
     names = {"__name__": "__main__"}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -16,6 +15,14 @@ from kernelwright.judge import resolve_device
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
 from kernelwright.search.optimize import OptimizeResult, interval_in_words
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
+
+
+class TaskSearch(Protocol):
+    """A search for one task, such as `optimize` with all its other arguments."""
+
+    def __call__(self, task: Task, *, device: str, out: Path) -> OptimizeResult:
+        """Search for a faster drop-in of a task on a device, in a run directory."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,7 @@ def _to_settle(found: Evaluation) -> str:
     return f"the noise here is {found.noise_floor:.3f}: {advice}"
 
 
-def optimize_model(
-    model: object, example_inputs: Any, *, device: str, out: Path, search: Callable[[Task, str, Path], OptimizeResult]
-) -> ModelResult:
+def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path, search: TaskSearch) -> ModelResult:
     """Search for each form of inputs, and put what was confirmed into the model.
 
     Args:
@@ -79,7 +84,7 @@ def optimize_model(
         example_inputs: One set or a list of them, as `example_inputs.sets_of` reads them.
         device: `auto` for the model's own, or a device on which the model must be.
         out: The run directory; with several forms of inputs it holds one for each.
-        search: Searches for a task on a device in a run directory.
+        search: TaskSearches for a task on a device in a run directory.
 
     Raises:
         ModelError: the model or the inputs cannot be used.
@@ -99,7 +104,7 @@ def optimize_model(
     with folder_on_path(out / "model"):
         for number, call in enumerate(calls, start=1):
             run = out if len(calls) == 1 else out / f"inputs-{number}"
-            searches[call.description] = found = search(task_of(checked, call, out / "model"), name, run)
+            searches[call.description] = found = search(task_of(checked, call, out / "model"), device=name, out=run)
             if found.best is not None and found.best.speedup_low is not None:
                 placements.append(
                     ConfirmedCode(

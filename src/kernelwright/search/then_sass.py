@@ -27,8 +27,6 @@ class KernelTuner:
     out: Path
     """The run directory."""
     settings: GameSettings
-    capture: Callable[[Task, Candidate], list[KernelLaunch]] = capture_candidate
-    """Finds the kernels that a candidate launches."""
 
     def compose(self, task: Task, winner: Candidate, log: Callable[[str], None]) -> Candidate | None:
         """The winner with its tuned kernels; None where none got faster.
@@ -37,7 +35,7 @@ class KernelTuner:
             DeviceError: the winner's launches could not be captured, or the machine is at fault.
         """
         log("capturing the winner's kernels")
-        launches = self.capture(task, winner)
+        launches = capture_candidate(task, winner)
         if not launches:
             log("the winner launches no Triton kernel; nothing to tune")
             return None
