@@ -74,22 +74,11 @@ _MODES = re.compile(
     r"[Bb]atch_?[Nn]orm|[Ii]nstance_?[Nn]orm|[Dd]ropout|spectral_norm|[Rr][Rr]e[Ll][Uu]|LSTM|GRU|RNN|Multihead|Transformer|\.training\b"
 )
 """Words of a reference that differs between training and evaluation, as attention may; a recurrent network passes it on."""
-RESPELLING = frozenset(
-    {
-        "remove-unused",
-        "remove-noops",
-        "share-common-subexpressions",
-        "drop-indices",
-        "write-out-row-losses",
-        "canonical-activation",
-        "canonical-softmax",
-        "canonical-layer-norm",
-        "compose-views",
-        "einsum-to-product",
-        "rotate-before-transpose",
-        "strength-reduction",
-    }
-)
+_RESPELLING = """
+    remove-unused remove-noops share-common-subexpressions drop-indices write-out-row-losses canonical-activation
+    canonical-softmax canonical-layer-norm compose-views einsum-to-product rotate-before-transpose strength-reduction
+"""
+RESPELLING = frozenset(_RESPELLING.split())
 """Techniques of the built-in policy whose work torch.compile does by itself: behind it they are no optimisation."""
 KNOWN = frozenset(
     {
@@ -208,49 +197,13 @@ def _code_only(source: str) -> str:
     return text.replace("\\n", "\n")
 
 
-_WRAPPER_NAMES = frozenset(
-    {
-        "compile",
-        "script",
-        "trace",
-        "freeze",
-        "jit",
-        "CUDAGraph",
-        "graph",
-        "replay",
-        "capture_begin",
-        "capture_end",
-        "Stream",
-        "stream",
-        "current_stream",
-        "wait_stream",
-        "synchronize",
-        "copy_",
-        "clone",
-        "empty_like",
-        "make_graphed_callables",
-        "append",
-        "__init__",
-        "detach",
-        "ModelNew",
-        "Model",
-        "is_available",
-        "randn",
-        "rand",
-        "randint",
-        "get",
-        "items",
-        "eval",
-        "cuda",
-        "to",
-        "stride",
-        "data_ptr",
-        "modules",
-        "is_grad_enabled",
-        "get_rng_state",
-        "set_rng_state",
-    }
-)
+_WRAPPING = """
+    compile script trace freeze jit CUDAGraph graph replay capture_begin capture_end Stream stream current_stream
+    wait_stream synchronize copy_ clone empty_like make_graphed_callables append __init__ detach ModelNew Model
+    is_available randn rand randint get items eval cuda to stride data_ptr modules is_grad_enabled get_rng_state
+    set_rng_state
+"""
+_WRAPPER_NAMES = frozenset(_WRAPPING.split())
 _ARITHMETIC = frozenset({"abs", "divmod", "max", "min", "pow", "round", "sum"})
 """Functions of Python's own that are operators where they are given tensors; its others hold a wrapper together."""
 

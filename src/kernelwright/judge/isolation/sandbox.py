@@ -115,90 +115,13 @@ def gpu_nodes() -> list[Path]:
 # --- seccomp ------------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_DENIED: dict[str, tuple[int, int]] = {
-    # name: (x86-64 number, aarch64 number); -1 where the architecture has no such call
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    # Sockets of services lie where everybody may open them: docker's, ssh-agent's, Ray's. A pair needs no connect.
-    "connect": (42, 203),
-    "pidfd_open": (434, 434),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "perf_event_open": (298, 241),
-    "bpf": (321, 280),
-    "userfaultfd": (323, 282),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "setsid": (112, 157),
-    "io_uring_setup": (425, 425),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "kexec_load": (246, 104),
-    "reboot": (169, 142),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "clock_adjtime": (305, 266),
-    "adjtimex": (159, 171),
-    "sethostname": (170, 161),
-    "swapon": (167, 224),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "fsopen": (430, 430),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "personality": (135, 92),
-    # A user may renice, and place on processors, all that runs under the same name: the reference too.
-    "setpriority": (141, 140),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    # Its own place too: all sides are timed on one core, and another may be faster.
-    "sched_setaffinity": (203, 122),
-    "ioprio_set": (251, 30),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    # Memory and queues by name outlive a process, and any other may open them.
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    # Refused, as the calls of `_IGNORED` would be, but that Python's `touch` must see an error to make a file.
-    "utime": (132, -1),
-    "utimes": (235, -1),
-    "futimesat": (261, -1),
-    "utimensat": (280, 88),
-}
-_IGNORED: dict[str, tuple[int, int]] = {
-    # Landlock knows no right for these, and they reach every file of the same user. Linkers and copies set modes in
-    # passing: they are told that it was done.
-    "chmod": (90, -1),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, -1),
-    "fchown": (93, 55),
-    "lchown": (94, -1),
-    "fchownat": (260, 54),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "setxattrat": (463, 463),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    "removexattrat": (466, 466),
-    "file_setattr": (469, 469),
-}
+SYSTEM_CALLS = tuple(
+    (name, (int(x86), int(aarch64)), answer)
+    for line in Path(__file__).with_name("system_calls.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+    for name, x86, aarch64, answer in (line.split(),)
+)
+"""Name, numbers on x86-64 and aarch64, and answer (`refused` or `ignored`) of each call that a worker may not make."""
 _IOCTL = (16, 29)
 _SET_FILE_FLAGS = (0x40086602, 0x40046602, 0x401C5820)
 """`FS_IOC_SETFLAGS` in 64 and 32 bits, and `FS_IOC_FSSETXATTR`."""
@@ -253,10 +176,9 @@ def call_filter(own_pid: int, scoped_signals: bool) -> bytes:
         (_LD_ABS, 0, 0, 0),
         *without_x32,
     )
-    for calls, answer in ((_DENIED, _REFUSED), (_IGNORED, _ERRNO)):
-        for numbers in calls.values():
-            if numbers[index] >= 0:
-                program.when(numbers[index], (_RET, 0, 0, answer))
+    for _, numbers, answer in SYSTEM_CALLS:
+        if numbers[index] >= 0:
+            program.when(numbers[index], (_RET, 0, 0, _REFUSED if answer == "refused" else _ERRNO))
     flags = [(_JEQ, len(_SET_FILE_FLAGS) - at, 0, number) for at, number in enumerate(_SET_FILE_FLAGS)]
     second = _BpfProgram.FIRST_ARGUMENT + 8
     program.when(_IOCTL[index], (_LD_ABS, 0, 0, second), *flags, (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO))

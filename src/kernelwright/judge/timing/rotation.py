@@ -30,6 +30,7 @@ from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.judge import Judge, record_of
 from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
 from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock
 from kernelwright.records.intervals import MISS_PROBABILITY
@@ -130,7 +131,7 @@ def _ran_out(found: dict[str, Rotated | Failed]) -> bool:
     return any(not isinstance(one, Rotated) and one.reason is Reason.OUT_OF_MEMORY for one in found.values())
 
 
-def measure(trial: Trial, baselines: Sequence[Candidate], flush: Callable[[], float]) -> dict[str, Rotated | Failed]:
+def measure(trial: Trial, baselines: Sequence[Candidate], flush: CacheFlush) -> dict[str, Rotated | Failed]:
     """Time all of them together; returns latencies or a failure by their hashes.
 
     `settings.blocks` is the least number of rounds, two inputs each; short ones go on for `settings.triple_s` for every
@@ -187,7 +188,7 @@ class RotatedCalls:
         reference: Side,
         sides: dict[str, Side],
         failures: dict[str, Rotated | Failed],
-        flush: Callable[[], float],
+        flush: CacheFlush,
     ) -> None:
         self._trial = trial
         self._reference = reference
