@@ -98,10 +98,7 @@ def main() -> None:
             run.append(outcome)
             now_s, held_s = time.monotonic(), outcome.checks["device_s"]
             ended.append(Ended(now_s - outcome.elapsed_s, now_s, held_s))
-            print(
-                f"{now_s - start_s:6.1f}s {task.id} {outcome.verdict} {outcome.elapsed_s:.1f}s {held_s}",
-                flush=True,
-            )
+            print(f"{now_s - start_s:6.1f}s {task.id} {outcome.verdict} {outcome.elapsed_s:.1f}s {held_s}", flush=True)
     if not stopped_s or len(ended) <= options.per_device:
         raise SystemExit("wanted more evaluations than judges within the time; raise --evaluations or --seconds")
     summary = {

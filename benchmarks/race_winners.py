@@ -32,14 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="LIST", help="only these tasks, such as level1/1,level2/40")
     options = parser.parse_args(arguments)
     asked = set(filter(None, options.only.split(",")))
-    found = {task: source for task, source in winners(map(Run, options.runs)).items() if not asked or _short(task) in asked}
-    lines = (json.dumps({"task": task, "source": source}) + "\n" for task, source in found.items())
+    sources = winners(map(Run, options.runs))
+    chosen = {task: sources[task] for task in sources if not asked or task.partition("/")[2] in asked}
+    lines = (json.dumps({"task": task, "source": source}) + "\n" for task, source in chosen.items())
     options.out.write_text("".join(lines), encoding="utf-8")
-    print(f"{len(found)} winners in {options.out}")
-
-
-def _short(task: str) -> str:
-    return task.partition("/")[2]
+    print(f"{len(chosen)} winners in {options.out}")
 
 
 if __name__ == "__main__":
