@@ -153,7 +153,9 @@ class LocalExecutor:
         """Levels of tasks that did not fit beside many others, by the task's hash."""
         self._closing = self._killing = False
         for slot in [slot for slot in self._scheduler.slots if slot.group == "judges"][:ready]:
-            self._on_cores(slot.device, functools.partial(self._start, slot, ready=True)).join()
+            thread = threading.Thread(target=self._start_ready, args=(slot,))
+            thread.start()
+            thread.join()
 
     # --- the interface --------------------------------------------------------------------------------------------
 
@@ -258,22 +260,17 @@ class LocalExecutor:
             return
         for lease in self._scheduler.grants(time.monotonic()):
             entry = self._entries[lease.request]
-            entry.thread = self._on_cores(lease.device, functools.partial(self._serve, entry, lease))
+            entry.thread = threading.Thread(target=self._serve, args=(entry, lease), daemon=True)
+            entry.thread.start()
 
-    def _on_cores(self, device: str, do: Callable[[], object]) -> threading.Thread:
-        """A thread that does something on the cores of a device, as does what it starts."""
-
-        def run() -> None:
-            if device in self._cores:
-                os.sched_setaffinity(0, self._cores[device])  # of this thread; what it starts inherits it
-            do()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
+    def _stay_on_cores(self, device: str) -> None:
+        """Keep this thread, and what it starts, on the cores of a device."""
+        if device in self._cores:
+            os.sched_setaffinity(0, self._cores[device])
 
     def _serve(self, entry: _Submitted, lease: Lease) -> None:
         """Do work under a lease, and give the lease back. Runs in a thread of its own."""
+        self._stay_on_cores(lease.device)
         if lease.is_exclusive:
             self._release_idle(lease.device)
         outcome: Outcome
@@ -331,6 +328,11 @@ class LocalExecutor:
                 self._processes[slot] = process
                 self._scheduler.warm(slot)
         return process
+
+    def _start_ready(self, slot: Slot) -> None:
+        """Start a judge before there is work for it. Runs in a thread of its own."""
+        self._stay_on_cores(slot.device)
+        self._start(slot, ready=True)
 
     def _end_process(self, slot: Slot) -> int | None:
         """End what is left of a slot's process; returns its exit status."""

@@ -92,12 +92,6 @@ def run(app: FastAPI, queue: EvaluationQueue, listener: socket.socket, drain_s: 
 
     `drain_s` is the queue's; `on_ready` is called once requests are answered. Returns the number of the signal.
     """
-    return asyncio.run(_run(app, queue, listener, drain_s, on_ready))
-
-
-async def _run(
-    app: FastAPI, queue: EvaluationQueue, listener: socket.socket, drain_s: float, on_ready: Callable[[], None]
-) -> int:
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -105,31 +99,33 @@ async def _run(
         server_header=False,
         timeout_graceful_shutdown=int(drain_s) + _GRACE_S,
     )
-    server = _Server(config, on_ready)
-    received: list[int] = []
-
-    def on_signal(number: int) -> None:
-        received.append(number)
-        if len(received) == 1:
-            # First, so that whoever waits for what will not begin is told, and uvicorn need not wait for them.
-            queue.drain()
-            server.should_exit = True
-        else:
-            queue.hurry()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    await server.serve(sockets=[listener])
-    if not received:
-        raise InfrastructureError("Wanted to serve; the server ended by itself. Its log says why.")
-    return received[0]
+    return asyncio.run(_Server(config, queue, on_ready).serve_until_signal(listener))
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, queue: EvaluationQueue, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
+        self._queue, self._on_ready = queue, on_ready
+        self._received: list[int] = []
+
+    async def serve_until_signal(self, listener: socket.socket) -> int:
+        """Serve; returns the number of the signal that ended it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._take_signal, number)
+        await self.serve(sockets=[listener])
+        if not self._received:
+            raise InfrastructureError("Wanted to serve; the server ended by itself. Its log says why.")
+        return self._received[0]
+
+    def _take_signal(self, number: int) -> None:
+        self._received.append(number)
+        if len(self._received) == 1:
+            # First, so that whoever waits for what will not begin is told, and uvicorn need not wait for them.
+            self._queue.drain()
+            self.should_exit = True
+        else:
+            self._queue.hurry()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
