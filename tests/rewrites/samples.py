@@ -20,9 +20,12 @@ from typing import Any
 
 import torch
 
-from kernelwright.records import Task
+from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records.policy import Context
 from kernelwright.rewrites import emit
+from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.fusion import KernelFuser
+from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.rules import RULES, rewrite
 from kernelwright.rewrites.tracing import load, trace
 
@@ -90,6 +93,19 @@ def apply_rules(
         fired += fuser.techniques
     techniques = tuple(dict.fromkeys(fired))
     return Rewritten(text, emit.module(text, traced, graphs, techniques, captured=captured), techniques)
+
+
+def context(text: str, history: tuple[Evaluation, ...] = (), device: str = "cuda") -> Context:
+    return Context(task=Task(id="sample", source=text), device=device, history=history, seed=0)
+
+
+def proposed(text: str, count: int = 100, *, device: str = "cuda", order: Order | None = None) -> list[Candidate]:
+    """What the built-in policy proposes first for a task."""
+    return BuiltinPolicy(order).propose(context(text, device=device), count)
+
+
+PLAIN = Order({})
+"""An order that knows nothing: proposals come as the plan has them."""
 
 
 def tensors(item: Any) -> list[torch.Tensor]:

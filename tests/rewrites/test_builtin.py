@@ -11,7 +11,6 @@ import torch
 from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Evaluate, run_all
 from kernelwright.records import Candidate, Evaluation, Reason, Task, Verdict
-from kernelwright.records.policy import Context
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import emit, wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
@@ -19,7 +18,7 @@ from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.rules import RULES, Rule
 from kernelwright.rewrites.tracing import load
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import compare, task_text
+from tests.rewrites.samples import PLAIN, compare, context, proposed, task_text
 
 SUM = task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)")
 CONVOLUTION = task_text(
@@ -27,10 +26,6 @@ CONVOLUTION = task_text(
 )
 VOLUME_AND_PLANE = "self.f = nn.Conv3d(4, 5, 3)\nself.g = nn.Conv2d(5, 3, 2)"
 UNTRACEABLE = task_text("return a * 2 if a.sum() > 0 else a", "torch.randn(4, 6)")
-
-
-def context(source: str, history: tuple[Evaluation, ...] = (), device: str = "cpu") -> Context:
-    return Context(task=Task(id="sample", source=source), device=device, history=history, seed=0)
 
 
 def evaluated(candidate: Candidate, speedup: float | None) -> Evaluation:
@@ -51,7 +46,7 @@ def evaluated(candidate: Candidate, speedup: float | None) -> Evaluation:
 
 
 def test_the_first_proposal_has_every_rule_that_applies() -> None:
-    first, second = BuiltinPolicy().propose(context(SUM), 2)
+    first, second = proposed(SUM, 2, device="cpu")
     assert first.techniques == ("remove-noops", "push-reduction-through-product")
     assert "fuse-chains-cpp" in second.techniques
     assert first.policy == "builtin"
@@ -60,7 +55,7 @@ def test_the_first_proposal_has_every_rule_that_applies() -> None:
 
 def test_a_plan_is_made_of_distinct_python_modules_with_named_techniques() -> None:
     for device in ("cpu", "cuda"):
-        found = BuiltinPolicy().propose(context(CONVOLUTION, device=device), 100)
+        found = proposed(CONVOLUTION, device=device)
         assert len({candidate.sha256 for candidate in found}) == len(found) > 2
         for candidate in found:
             assert candidate.techniques
@@ -77,7 +72,7 @@ def test_candidates_have_no_import_from_the_future_but_the_tasks_own(future: str
     task = future + task_text(
         "return torch.tanh(self.f(a) * 2) @ a.mT", "torch.randn(256, 256)", "self.f = nn.Linear(256, 256)"
     )
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = proposed(task)
     assert {"cuda-graph", "fuse-chains-triton"} <= {name for one in found for name in one.techniques}
     for one in found:
         assert one.source.count("from __future__") == bool(future)
@@ -87,14 +82,14 @@ def test_candidates_have_no_import_from_the_future_but_the_tasks_own(future: str
 def test_without_an_order_few_long_rows_are_split_over_programs_first() -> None:
     """After products, of which there is none here."""
     task = task_text("return F.layer_norm(a, [20000])", "torch.randn(3, 20000)")
-    first, second = BuiltinPolicy(Order({})).propose(context(task, device="cuda"), 2)
+    first, second = proposed(task, 2, order=PLAIN)
     assert first.techniques == ("fuse-all-triton", "split-rows")
     assert second.techniques == ("fuse-all-triton", "split-rows", "cuda-graph")
 
 
 def test_chains_are_proposed_once_where_no_operator_alone_is_a_kernel() -> None:
     task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
-    found = BuiltinPolicy(Order({})).propose(context(task, device="cuda"), 100)
+    found = proposed(task, order=PLAIN)
     assert [one.techniques for one in found if any("fuse" in name for name in one.techniques)] == [
         ("fuse-chains-triton",),
         ("fuse-chains-triton", "cuda-graph"),
@@ -103,7 +98,7 @@ def test_chains_are_proposed_once_where_no_operator_alone_is_a_kernel() -> None:
 
 def test_a_device_among_arguments_is_that_of_the_inputs() -> None:
     source = task_text("return torch.tanh(a * 1.0) * b.to(a.device, torch.float64)", "torch.randn(6), torch.ones(6).int()")
-    first = BuiltinPolicy().propose(context(source), 1)[0]
+    first = proposed(source, 1, device="cpu")[0]
     assert "b.to(a.device, torch.float64)" in first.source
     compare(source, first.source, 1e-5)
 
@@ -111,31 +106,31 @@ def test_a_device_among_arguments_is_that_of_the_inputs() -> None:
 @pytest.mark.exhaustive
 def test_a_resumed_run_goes_on_where_it_was() -> None:
     policy = BuiltinPolicy()
-    whole = policy.propose(context(SUM), 100)
+    whole = policy.propose(context(SUM, device="cpu"), 100)
     history: tuple[Evaluation, ...] = ()
     stepwise: list[Candidate] = []
     while len(stepwise) < len(whole):
         # A new policy for every step: nothing may live in its memory.
-        candidate = BuiltinPolicy().propose(context(SUM, history), 1)[0]
+        candidate = BuiltinPolicy().propose(context(SUM, history, "cpu"), 1)[0]
         stepwise.append(candidate)
         history += (evaluated(candidate, None),)
     assert stepwise == whole
-    assert policy.propose(context(SUM, history), 1) == []
+    assert policy.propose(context(SUM, history, "cpu"), 1) == []
 
 
 def test_an_improvement_is_built_on() -> None:
     policy = BuiltinPolicy()
-    plan = policy.propose(context(CONVOLUTION), 100)
+    plan = policy.propose(context(CONVOLUTION, device="cpu"), 100)
     best = next(item for item in plan if item.techniques == ("flip-transposed-convolution",))
     history = tuple(evaluated(item, 2.0 if item is best else 0.9) for item in plan)
-    derived = policy.propose(context(CONVOLUTION, history), 100)
+    derived = policy.propose(context(CONVOLUTION, history, "cpu"), 100)
     assert derived
     assert all(item.parent == best.sha256 for item in derived)
     assert {
         ("flip-transposed-convolution", "compile"),
         ("flip-transposed-convolution", "fuse-chains-cpp"),
     } <= {item.techniques for item in derived}
-    assert BuiltinPolicy().propose(context(CONVOLUTION, history), 100) == derived
+    assert BuiltinPolicy().propose(context(CONVOLUTION, history, "cpu"), 100) == derived
 
 
 @pytest.mark.parametrize(
@@ -155,7 +150,7 @@ def test_an_improvement_is_built_on() -> None:
 )
 def test_wrappers_of_convolutions_are_proposed_where_they_apply(shape: str, layer: str, wanted: set[str]) -> None:
     task = task_text("return self.f(a)", f"torch.randn({shape})", f"self.f = {layer}")
-    found = {name for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) for name in one.techniques}
+    found = {name for one in proposed(task) for name in one.techniques}
     assert found & {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D} == wanted - {"channels-last"}
 
 
@@ -166,7 +161,7 @@ def test_a_wrapper_without_its_graph_is_tried_where_the_graph_failed_or_the_call
     estimate: float | None, latency_us: float | None, fires: bool
 ) -> None:
     task = task_text("return self.f(a) * 1 + 0", "torch.randn(2, 4, 8, 8)", "self.f = nn.Conv2d(4, 5, 3)")
-    given, policy = context(task, device="cuda"), BuiltinPolicy()
+    given, policy = context(task), BuiltinPolicy()
     first = policy.propose(given, 100)
     later = {("channels-last",), ("remove-noops", "compile"), ("remove-noops", "cudnn-benchmark")}
     assert not later & {one.techniques for one in first}
@@ -182,7 +177,7 @@ def test_a_wrapper_without_its_graph_is_tried_where_the_graph_failed_or_the_call
 def test_a_graph_comes_last_where_its_copies_are_large(large: bool) -> None:
     sizes = "64, 8, 256, 256" if large else "4, 8, 64, 64"
     task = task_text("return torch.sigmoid(self.f(a)) * 2", f"torch.randn({sizes})", "self.f = nn.Conv2d(8, 16, 3)")
-    found = [one.techniques for one in BuiltinPolicy().propose(context(task, device="cuda"), 100)]
+    found = [one.techniques for one in proposed(task)]
     captured = [not wrappers.WITH_GRAPH.isdisjoint(one) for one in found]
     first = captured.index(True)
     assert any(captured)
@@ -203,7 +198,7 @@ def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:
 
 
 def test_without_a_graph_only_wrappers_are_proposed_and_the_reason_is_told() -> None:
-    found = BuiltinPolicy().propose(context(UNTRACEABLE, device="cuda"), 100)
+    found = proposed(UNTRACEABLE)
     assert {item.techniques for item in found} >= {("cuda-graph",), ("compile",)}
     assert all(item.note.startswith("No operator graph:") for item in found)
 
@@ -212,7 +207,7 @@ def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_propos
     """A replay reads the state where the captured call did, and printed operators would drop what the call leaves."""
     forward = "self.h = torch.tanh(self.f(torch.cat([a, self.h], 1))) * 1.0\nreturn self.h"
     task = task_text(forward, "torch.randn(4, 6)", "self.f = nn.Linear(11, 5)\nself.h = torch.zeros(4, 5)")
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = proposed(task)
     assert [one.techniques for one in found] == [("compile",)]
     assert "keeps a state between calls in h" in found[0].note
 
@@ -220,7 +215,7 @@ def test_where_a_call_leaves_a_state_for_the_next_nothing_with_a_graph_is_propos
 @pytest.mark.parametrize(("rows", "fits"), [("view(2, 64)", False), ("flatten(1)", True), ("mean((2, 3)).view(2, 4)", True)])
 def test_channels_last_is_not_proposed_where_a_view_refuses_the_layout(rows: str, fits: bool) -> None:
     task = task_text(f"return torch.relu(self.f(a)).{rows} + 1", "torch.randn(2, 3, 6, 6)", "self.f = nn.Conv2d(3, 4, 3)")
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = proposed(task)
     assert (("channels-last-cuda-graph",) in {one.techniques for one in found}) == fits
     module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
     if fits:
@@ -237,7 +232,7 @@ def test_where_batch_norms_over_two_values_follow_one_another_only_the_reference
     """Any other rounding turns the signs that these norms give, and running statistics with them."""
     layers = ", ".join(["nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU()"] * 3)
     task = task_text("return self.f(a) * 1.0", f"torch.randn({batch}, 4, 1, 1)", f"self.f = nn.Sequential({layers})")
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = proposed(task)
     assert ({one.techniques for one in found} == {("cuda-graph",)}) == erratic
 
 
@@ -247,7 +242,7 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
 
     rules = tuple(Rule(name=rule.name, apply=broken) if rule.name == "remove-noops" else rule for rule in RULES)
     monkeypatch.setattr("kernelwright.rewrites.passes.RULES", rules)
-    first = BuiltinPolicy().propose(context(SUM), 1)[0]
+    first = proposed(SUM, 1, device="cpu")[0]
     assert first.techniques == ("merge-constants", "push-reduction-through-product")
     assert "rule remove-noops: ValueError: no such thing" in first.note
 
@@ -255,8 +250,7 @@ def test_a_rule_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch
 def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile():
     forward = "return torch.softmax(F.max_pool2d(torch.tanh(self.c(a)), 2), 1)"
     text = task_text(forward, "torch.randn(16, 32, 64, 64)", "self.c = nn.Conv2d(32, 64, 3)")
-    given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)
-    found = {one.techniques: one.source for one in BuiltinPolicy(Order({})).propose(given, 20)}
+    found = {one.techniques: one.source for one in proposed(text, 20, order=PLAIN)}
     in_tile = ("tiled-convolution", "channels-in-tile", "pool-in-tile")
     ours = [names for names in found if "tiled-convolution" in names]
     assert any(names[-3:] == in_tile for names in ours)
@@ -264,15 +258,14 @@ def test_a_convolution_that_is_pooled_is_also_proposed_with_the_pool_in_its_tile
     one = next(source for names, source in found.items() if names[-3:] == in_tile)
     assert "max_pool2d" not in one.partition("class ModelNew")[2]
     assert one.count("@triton.jit\ndef _fused_") == 1
-    assert BuiltinPolicy(Order({})).propose(replace(given, device="cpu"), 20)
+    assert proposed(text, 20, device="cpu")
 
 
 def test_a_convolution_of_float16_is_proposed_early_where_no_search_has_tried_it() -> None:
     text = task_text("return torch.relu(self.c(a)) * 2", "torch.randn(16, 3, 64, 64)", "self.c = nn.Conv2d(3, 64, 3)")
-    given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)
-    names = {name for one in BuiltinPolicy(Order({})).propose(given, 100) for name in one.techniques}
+    names = {name for one in proposed(text) for name in one.techniques}
     known = dict.fromkeys(names - {"fp16-convolution"}, 1.0) | {"tiled-convolution": -9.0}
-    ours = BuiltinPolicy(Order(known)).propose(given, 20)
+    ours = proposed(text, 20, order=Order(known))
     of_halves = ["fp16-convolution" in one.techniques for one in ours]
     assert of_halves[:3] == [True, False, True]
     assert not any(of_halves[3:])
@@ -284,7 +277,7 @@ def test_a_convolution_of_float16_is_proposed_early_where_no_search_has_tried_it
 def test_torch_compile_draws_what_eager_draws_where_a_task_has_dropout(layer: str, draws: bool) -> None:
     """Inductor has random numbers of its own, so that each such candidate was another function in training mode."""
     task = task_text("return self.g(self.f(a)) + a", "torch.randn(4, 8)", f"self.f = nn.Linear(8, 8)\nself.g = {layer}")
-    found = BuiltinPolicy().propose(context(task, device="cuda"), 100)
+    found = proposed(task)
     compiled = {one.techniques[-1]: one.source for one in found if one.techniques[-1].startswith("compile")}
     assert {"compile", "compile-cuda-graph", "compile-max-autotune"} <= set(compiled)
     assert {"fallback_random" in source for source in compiled.values()} == {draws}

@@ -14,11 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import screened_of
 from kernelwright.rewrites import wrappers
 from kernelwright.rewrites.builtin import BuiltinPolicy
-from tests.rewrites.samples import apply_rules, task_text
-from tests.rewrites.test_builtin import context
+from tests.rewrites.samples import apply_rules, context, proposed, task_text
 
 REFERENCE = "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x, y):\n        return torch.relu(x) + y\n"
 MEMCPY, KERNEL = 1, 0
@@ -176,21 +175,13 @@ def test_copies_of_outputs_have_the_strides_of_the_outputs(recorded, name, forwa
 @pytest.mark.parametrize(("latency_us", "fires"), [(40.0, True), (4000.0, False)])
 def test_short_calls_with_a_graph_that_looks_good_are_tried_with_direct_copies(latency_us, fires):
     task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
-    policy, given = BuiltinPolicy(), context(task, device="cuda")
+    policy, given = BuiltinPolicy(), context(task)
     first = policy.propose(given, 100)
     assert not any("direct" in name for one in first for name in one.techniques)
     looks = tuple(
-        Screened(
-            task="t",
-            task_sha256=given.task.sha256,
-            candidate_sha256=one.sha256,
-            correct=True,
-            estimate=1.5 if one.techniques[-1] == "cuda-graph" else 0.9,
-            candidate_us=latency_us,
-            policy="builtin",
-            techniques=one.techniques,
-        )
+        screened_of(given.task, one, correct=True, estimate=estimate, candidate_us=latency_us)
         for one in first
+        for estimate in (1.5 if one.techniques[-1] == "cuda-graph" else 0.9,)
     )
     more = policy.propose(replace(given, screened=looks), 100)
     direct = [one for one in more if one.techniques[-1] == "direct-cuda-graph"]
@@ -238,7 +229,7 @@ def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) 
 
 def test_every_proposal_with_a_graph_around_rewritten_code_tells_the_graph_what_it_is_for() -> None:
     task = task_text("return torch.tanh((a * 1.0).exp() + 1)", "torch.randn(64, 64)")
-    found = [one for one in BuiltinPolicy().propose(context(task, device="cuda"), 100) if "class Rewritten(" in one.source]
+    found = [one for one in proposed(task) if "class Rewritten(" in one.source]
     graphs = {one.techniques for one in found if one.techniques[-1] in wrappers.WITH_GRAPH}
     assert graphs
     for one in found:

@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import ConfigError
-from kernelwright.records import Candidate, Task
-from kernelwright.records.policy import Context
-from kernelwright.rewrites.builtin import BuiltinPolicy
+from kernelwright.records import Task
 from kernelwright.rewrites.order import PACKAGED, Order, Place, order_in_use, read_order
 from kernelwright.rewrites.tracing import trace
-from tests.rewrites.samples import task_text
+from tests.rewrites.samples import PLAIN, proposed, task_text
 
 NOTHING = Place()
-
-
-def sources(task: str, device: str = "cuda", policy: BuiltinPolicy | None = None) -> list[Candidate]:
-    asked = Context(task=Task(id="sample", source=task), device=device, history=(), seed=0)
-    return (policy or BuiltinPolicy()).propose(asked, 100)
 
 
 def test_what_limits_a_task_lies_on_three_scales() -> None:
@@ -90,9 +83,9 @@ def test_an_order_is_read_and_nothing_else_is(tmp_path: Path) -> None:
 
 def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_processor() -> None:
     task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
-    plan = sources(task, policy=BuiltinPolicy(Order({})))
+    plan = proposed(task, order=Order({}))
     weights = {name: 0.0 for one in plan for name in one.techniques} | {"cuda-graph": 1.0, "remove-noops": 0.5}
-    found = sources(task, policy=BuiltinPolicy(Order(weights)))
+    found = proposed(task, order=Order(weights))
     assert {one.sha256 for one in found} == {one.sha256 for one in plan}
     worth = [
         sum(weights.get(name, 0.0) for name in one.techniques)
@@ -102,29 +95,29 @@ def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_process
     assert worth == sorted(worth, reverse=True)
     assert worth[0] == 1.5
     assert "compile-max-autotune" in found[-1].techniques
-    heavy = BuiltinPolicy(Order({name: 9.0 for one in plan for name in one.techniques}))
-    assert "compile-max-autotune" in sources(task, policy=heavy)[-1].techniques, "an autotuner is last whatever is known"
-    assert sources(task, "cpu", heavy) == sources(task, "cpu", BuiltinPolicy(Order({})))
+    heavy = Order({name: 9.0 for one in plan for name in one.techniques})
+    assert "compile-max-autotune" in proposed(task, order=heavy)[-1].techniques, "an autotuner is last whatever is known"
+    assert proposed(task, device="cpu", order=heavy) == proposed(task, device="cpu", order=PLAIN)
 
 
 def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     diagonal = task_text("return torch.diag(a) @ b", "torch.randn(512), torch.randn(512, 64)")
-    assert "diagonal-operand" in sources(diagonal)[0].techniques
+    assert "diagonal-operand" in proposed(diagonal)[0].techniques
     product = task_text("return a @ b", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
-    assert sources(product)[0].techniques[0].startswith("split-product")
+    assert proposed(product)[0].techniques[0].startswith("split-product")
     assert read_order(PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
-    names = {name for one in sources(diagonal) for name in one.techniques}
+    names = {name for one in proposed(diagonal) for name in one.techniques}
     mine.write_text(json.dumps(dict.fromkeys(names, 0.0) | {"cuda-graph": 1.0}))
     monkeypatch.setenv("KERNELWRIGHT_ORDER", str(mine))
-    assert "cuda-graph" in sources(diagonal)[0].techniques
+    assert "cuda-graph" in proposed(diagonal)[0].techniques
 
 
 def test_what_no_search_has_tried_comes_in_turn_with_the_best_that_is_known() -> None:
     task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
-    names = {name for one in sources(task) for name in one.techniques}
+    names = {name for one in proposed(task) for name in one.techniques}
     known = dict.fromkeys(names - {"remove-noops"}, 0.0) | {"cuda-graph": 1.0}
-    found = [one.techniques for one in sources(task, policy=BuiltinPolicy(Order(known)))]
+    found = [one.techniques for one in proposed(task, order=Order(known))]
     assert "compile-max-autotune" in found[-1], "an autotuner is last whatever is known"
     fast = [one for one in found if "compile-max-autotune" not in one]
     new = ["remove-noops" in one for one in fast]
