@@ -23,7 +23,7 @@ from kernelwright.errors import ConfigError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, Verdict
 from kernelwright.records.screened import screened_of
-from kernelwright.rewrites.baselines import baseline_source
+from kernelwright.rewrites.wrappers import baseline_source
 from tests.contrastive.toys import (
     EVEN,
     ODD,

@@ -55,7 +55,7 @@ def cheap(monkeypatch):
         "",
     )
     wrong = (("class $name($base):\n    def forward(self, *inputs):\n        return super().forward(*inputs) + 1\n",), "")
-    monkeypatch.setattr("kernelwright.rewrites.baselines.BASELINES", {"again": again, "wrong": wrong})
+    monkeypatch.setattr("kernelwright.rewrites.wrappers.BASELINES", {"again": again, "wrong": wrong})
     monkeypatch.setattr("kernelwright.search.bench.ALL_BASELINES", ("eager", "again", "wrong"))
 
 

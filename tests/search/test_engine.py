@@ -13,7 +13,7 @@ from kernelwright.records import Candidate, RunDirectory, TimingBlock
 from kernelwright.records.compiling import Compiles
 from kernelwright.records.decisions import SCHEDULE, TUNED_SCHEDULE, Effort, MeasurementPlan, TaskRecords
 from kernelwright.records.screened import screened_of
-from kernelwright.rewrites.baselines import baseline_source
+from kernelwright.rewrites.wrappers import baseline_source
 from kernelwright.search.engine import (
     Engine,
     SearchPlan,

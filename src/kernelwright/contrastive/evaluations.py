@@ -19,7 +19,7 @@ from kernelwright.execution.work import Evaluate, Executor, Screen, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task, sha256_of
 from kernelwright.records.screened import Screened
-from kernelwright.rewrites.baselines import baseline_source
+from kernelwright.rewrites.wrappers import baseline_source
 
 Log = Callable[[str], None]
 """Takes one line about progress."""

@@ -289,7 +289,7 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise UntraceableError("forward takes *args, **kwargs or keyword-only arguments")
         has_default = parameter.default is not parameter.empty
-        function = has_default and _is_function_beside(model, parameter.default)
+        function = has_default and _is_own_function(model, parameter.default)
         if has_default and not function and not _is_plain(parameter.default):
             raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
         given = index < len(inputs)
@@ -311,7 +311,7 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
     return tuple(described)
 
 
-def _is_function_beside(model: nn.Module, item: Any) -> bool:
+def _is_own_function(model: nn.Module, item: Any) -> bool:
     """True where it is a function of the model's own module, which the candidate has under the same name."""
     return isinstance(item, types.FunctionType) and type(model).forward.__globals__.get(item.__name__) is item
 

@@ -1,10 +1,16 @@
-"""Writes `ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No kernel is new."""
+"""Writes `ModelNew` as a wrapper of another class: torch.compile, a CUDA graph, cuDNN's settings. No kernel is new.
+
+The baselines of `bench` are the reference behind such a wrapper, in the form a user would get it. Some lack the copies that
+make wrappers safe drop-ins: a baseline is given every advantage, such as an output that the next call overwrites.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+
+from kernelwright.records import Task
 
 _FOLDER = Path(__file__).with_name("templates")
 
@@ -111,3 +117,34 @@ def fill(wrapper: tuple[Sequence[str], str], base: str, otherwise: str = "") -> 
         Template(template).substitute(name=name, base=inner, options=options, otherwise=otherwise)
         for template, inner, name in zip(templates, classes, classes[1:], strict=False)
     )
+
+
+_IN_THREADS = """
+import os
+import torch._inductor.config
+
+torch._inductor.config.compile_threads = 1
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
+"""
+"""Choices of max-autotune are compiled in four threads of the process, where the judge's environment says one. Set after the
+import, which reads the variable for the other compilations: those would start processes."""
+
+BASELINES: dict[str, tuple[tuple[str, ...], str]] = {
+    "compile": ((_COMPILE,), ""),
+    "reduce-overhead": ((_COMPILE,), ', mode="reduce-overhead"'),
+    "max-autotune": ((_IN_THREADS + _COMPILE,), ', mode="max-autotune"'),
+    "cudagraph": ((_CUDA_GRAPH.replace(FRESH, "        return self.outputs\n"),), ""),
+    "cudagraph-fresh": ((_CUDA_GRAPH,), ""),
+    "cudnn": WRAPPERS["cudnn-benchmark"],
+    "max-autotune-fresh": WRAPPERS["compile-max-autotune"],
+    "channels-last": WRAPPERS["channels-last"],
+}
+"""Templates and torch.compile options of each baseline but `eager`, which is the reference itself. The outputs of
+`reduce-overhead`, `max-autotune` and `cudagraph` are overwritten by the next call; the others keep the contract."""
+
+ALL_BASELINES = ("eager", *BASELINES)
+
+
+def baseline_source(task: Task, name: str) -> str:
+    """A module whose `ModelNew` is the task's `Model` behind one of the `BASELINES`."""
+    return f"{task.source}\n\nimport torch\n{fill(BASELINES[name], 'Model')}"

@@ -37,7 +37,7 @@ from kernelwright.records.tables import (
     task_results,
 )
 from kernelwright.report.page import write_bench_report
-from kernelwright.rewrites.baselines import ALL_BASELINES
+from kernelwright.rewrites.wrappers import ALL_BASELINES
 from kernelwright.search.engine import (
     Engine,
     EngineEvent,

@@ -37,7 +37,7 @@ from kernelwright.records.decisions import (
 from kernelwright.records.improvement import AUDITS_MAX
 from kernelwright.records.policy import Look, Policy
 from kernelwright.records.screened import Screened
-from kernelwright.rewrites.baselines import baseline_source
+from kernelwright.rewrites.wrappers import baseline_source
 
 CANDIDATE, SEARCH = "candidate", "search"
 """Names of work in `errors.json`, apart from those of baselines."""
