@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from kernelwright.assembly.agents import AGENTS, Agent, GuidedClimb, play, require_agent
 from kernelwright.assembly.backends import SimulatedIssue, StaticIssueCycles, schedule_digest
-from kernelwright.assembly.budget import AgentContext, Budget, append_line, read_entries
+from kernelwright.assembly.budget import AgentContext, Budget, read_entries
 from kernelwright.assembly.game import BEYOND, FAILED_REWARD, AssemblyGameEnv, BeyondGameEnv
 from kernelwright.assembly.search import GameSettings
 from kernelwright.errors import BudgetSpentError, DeviceError, InfrastructureError, UsageError
 from kernelwright.gpu import disassemble
+from kernelwright.records import RunDirectory
 from kernelwright.sass import Move, MoveError, Schedule, check, move_from_json
 from tests.assembly.support import WrongWhenMovedFar, program_of
 from tests.quick import exhaustive_but
@@ -91,18 +92,18 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(program, agent, t
     monkeypatch.setattr(Agent, "idle_rounds", 20)
     whole = budget_of(program, 60, agent)
     play(agent, AgentContext(program, None, whole, seed=5))
-    path = tmp_path / "schedules.jsonl"
-    first = budget_of(program, 25, agent, path=path)
+    run, path = RunDirectory(tmp_path), tmp_path / "schedules.jsonl"
+    first = budget_of(program, 25, agent, run=run)
     play(agent, AgentContext(program, None, first, seed=5))
     with path.open("ab") as file:
         file.write(b'{"number": 26, "agent": "gr')
     counting = Counting()
-    second = budget_of(program, 60, agent, [counting], path=path)
+    second = budget_of(program, 60, agent, [counting], run=run)
     assert second.spent == 25
     play(agent, AgentContext(program, None, second, seed=5))
     assert len(counting.digests) == 35
     assert [entry.digest for entry in second.entries] == [entry.digest for entry in whole.entries]
-    assert [e.digest for e in read_entries(path, agent)] == [e.digest for e in whole.entries]
+    assert [e.digest for e in read_entries(run, agent)] == [e.digest for e in whole.entries]
 
 
 def test_several_backends_share_one_budget_and_never_repeat(program):
@@ -142,7 +143,7 @@ def test_the_original_is_free_and_known_schedules_are_too(program):
 
 def test_records_say_what_happened_and_repeat_no_moves(program, tmp_path):
     path = tmp_path / "schedules.jsonl"
-    budget = budget_of(program, 80, "anneal", path=path)
+    budget = budget_of(program, 80, "anneal", run=RunDirectory(tmp_path))
     play("anneal", AgentContext(program, None, budget, seed=2))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["number"] for line in lines] == list(range(1, 81))
@@ -402,7 +403,7 @@ def test_ppo_begins_at_the_original(program):
 
 def test_a_schedule_that_cannot_be_recorded_is_said_by_its_file(tmp_path):
     with pytest.raises(InfrastructureError, match=r"Wanted to write /dev/full; No space left on device\."):
-        append_line(Path("/dev/full"), {"number": 1})
+        RunDirectory(Path("/dev")).append_object("full", {"number": 1})
     (tmp_path / "schedules.jsonl").mkdir()
     with pytest.raises(InfrastructureError, match=r"schedules\.jsonl; Is a directory"):
-        append_line(tmp_path / "schedules.jsonl", {"number": 1})
+        RunDirectory(tmp_path).append_object("schedules.jsonl", {"number": 1})

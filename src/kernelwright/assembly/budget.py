@@ -6,7 +6,6 @@ used. An agent follows from its seed and the costs alone, so a search that is ru
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from kernelwright.assembly.backends import Backend, Measurement, Status, schedule_digest
 from kernelwright.errors import BudgetSpentError, UsageError
-from kernelwright.records import append_lines, not_written, read_objects
+from kernelwright.records import RunDirectory, read_objects
 from kernelwright.sass import (
     MOVE_KINDS,
     AnyMove,
@@ -30,6 +29,8 @@ from kernelwright.sass import (
     move_to_json,
 )
 
+SCHEDULES = "schedules.jsonl"
+"""File of a run with every schedule measured, one a line."""
 PAPER_HORIZON = 32
 """Moves of an episode in CuAsmRL's code."""
 _OFTENER = ("move", "cluster")
@@ -94,7 +95,7 @@ class Budget:
     Args:
         backends: one for each GPU; a schedule goes to any one of them.
         schedules: number of schedules to measure, those already on disk included.
-        path: JSON lines file; entries of this agent in it count as paid for. None keeps nothing.
+        run: where schedules are kept; those of this agent in it count as paid for. None keeps nothing.
         limit_s: seconds after which the budget counts as spent, too; None sets no limit.
         clock: seconds from any fixed point.
 
@@ -113,7 +114,7 @@ class Budget:
         backends: Sequence[Backend],
         schedules: int,
         agent: str,
-        path: Path | None = None,
+        run: RunDirectory | None = None,
         limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -128,7 +129,7 @@ class Budget:
         self.stopped_by: str | None = None
         self.name: str = backends[0].name
         self.unit: str = backends[0].unit
-        self._path = path
+        self._run = run
         self.lanes = len(backends)
         """Number of schedules that may be measured at the same time."""
         self._free: queue.SimpleQueue[Backend] = queue.SimpleQueue()
@@ -145,7 +146,7 @@ class Budget:
         self._nodes: dict[tuple[int, AnyMove], int] = {}
         self._number_at: dict[int, int] = {0: 0}
         self._node_of: dict[int, int] = {0: 0}
-        for entry in read_entries(path, agent):
+        for entry in () if run is None else read_entries(run, agent):
             self._remember(entry.digest, entry.measurement)
             self.entries.append(entry)
             self._place(entry, self._node_of[entry.parent])
@@ -258,8 +259,8 @@ class Budget:
             entry = Entry(len(self.entries) + 1, self.agent, digest, parent, moves, measurement)
             self.entries.append(entry)
             self._place(entry, self._node_of[parent])
-            if self._path is not None:
-                append_line(self._path, entry.to_json())
+            if self._run is not None:
+                self._run.append_object(SCHEDULES, entry.to_json())
         self.note(entry)
 
     def _place(self, entry: Entry, node: int) -> None:
@@ -307,21 +308,9 @@ class AgentContext:
         return schedule
 
 
-def append_line(path: Path, value: Any) -> None:
-    """Append one JSON object as a line; a kill of this process does not lose it.
-
-    Raises:
-        InfrastructureError: it cannot be written.
-    """
-    try:
-        append_lines(path, [json.dumps(value, separators=(",", ":"))], sync=False)
-    except OSError as error:
-        raise not_written(path, error) from error
-
-
-def read_entries(path: Path | None, agent: str | None = None) -> Iterator[Entry]:
-    """Yield the whole entries of a file, of one agent or of all; a torn line is work that is still owed."""
-    for values in () if path is None else read_objects(path):
+def read_entries(run: RunDirectory, agent: str | None = None) -> Iterator[Entry]:
+    """Yield the whole entries of a run, of one agent or of all; a torn line is a schedule to measure again."""
+    for values in read_objects(run.path / SCHEDULES):
         try:
             entry = Entry.from_json(values)
         except (ValueError, KeyError, TypeError, UsageError):

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.assembly.agents import AGENTS, play, require_agent
-from kernelwright.assembly.budget import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext, Budget, Entry, append_line
+from kernelwright.assembly.budget import NEIGHBOURHOODS, PAPER_HORIZON, AgentContext, Budget, Entry
 from kernelwright.assembly.explanation import lessons, shortest_moves, side_by_side
 from kernelwright.assembly.testbed import Game
 from kernelwright.deploy.deploy import Winner, write_winner
@@ -49,7 +49,7 @@ WEIGHED = 12
 CONFIRMATIONS_TRIED = 2
 """Schedules of each agent to confirm in fresh processes; our choice."""
 _CLAIMED = ("kind", "original_sha256", "kernel", "agents", "seed", "moves", "horizon", "backend", "start")
-_SCHEDULES, _CONFIRMATIONS = "schedules.jsonl", "confirmations.jsonl"
+_CONFIRMATIONS = "confirmations.jsonl"
 _WEIGHED, _TIMES = "weighed.json", "times.json"
 _NOTE_EVERY_S = 2.0
 _NUMBERS = ("speedup", "low", "high", "noise_floor", "baseline", "wrong", "processes")
@@ -218,7 +218,7 @@ class _Search:
             for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
                 known[entry.digest] = verdict
                 line = {"agent": agent, "number": entry.number, "digest": entry.digest}
-                append_line(self.run.path / _CONFIRMATIONS, line | numbers_and_ratios_of(verdict))
+                self.run.append_object(_CONFIRMATIONS, line | numbers_and_ratios_of(verdict))
         return [_Finalist(agent, entry, schedule, known[entry.digest]) for agent, entry, schedule in found]
 
     def _most_promising(self, agent: str, budget: Budget) -> list[Entry]:
@@ -321,14 +321,13 @@ class _WatchedBudget(Budget):
     """A budget that says what its agent finds, and keeps on disk how long it has played, also for a run that is killed."""
 
     def __init__(self, search: _Search, agent: str) -> None:
-        self._run, self._log = search.run, search.log
+        self._search = search
         self._best = 1.0
         self._begin = self._noted = time.monotonic()
-        self._earlier_s = float((self._run.read_json(_TIMES) or {}).get(agent, {}).get("seconds", 0.0))
+        self._earlier_s = float((search.run.read_json(_TIMES) or {}).get(agent, {}).get("seconds", 0.0))
         game, settings = search.game, search.settings
         limit_s = None if settings.limit_s is None else max(0.0, settings.limit_s - self._earlier_s)
-        path = self._run.path / _SCHEDULES
-        super().__init__(game.kernel, game.testbed.backends, settings.budget, agent, path, limit_s)
+        super().__init__(game.kernel, game.testbed.backends, settings.budget, agent, search.run, limit_s)
 
     def note(self, entry: Entry) -> None:
         """Write the time so far, at most every other second, and tell of a new best."""
@@ -338,14 +337,14 @@ class _WatchedBudget(Budget):
         if relative is not None and relative < self._best:
             self._best = relative
             found = f"{1 / relative:.4f}x in the search, not confirmed yet"
-            self._log(f"{self.agent} {entry.number}/{self.schedules}: {found}")
+            self._search.log(f"{self.agent} {entry.number}/{self.schedules}: {found}")
 
     def note_time(self) -> None:
         """Write the time that the agent has played."""
         self._noted = time.monotonic()
-        times = self._run.read_json(_TIMES) or {}
+        times = self._search.run.read_json(_TIMES) or {}
         times[self.agent] = {"seconds": self._earlier_s + self._noted - self._begin, "schedules": self.spent}
-        self._run.write_json(_TIMES, times)
+        self._search.run.write_json(_TIMES, times)
 
 
 def _silent(message: str) -> None:

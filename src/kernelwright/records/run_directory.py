@@ -169,8 +169,15 @@ class RunDirectory:
     def append(self, record: Evaluation | Screened) -> None:
         """Write one record to the file of its kind and wait until it is on disk; raises InfrastructureError."""
         path = self.screened_path if isinstance(record, Screened) else self.evaluations_path
+        self._append(path, record.model_dump_json(), sync=True)
+
+    def append_object(self, name: str, value: Any) -> None:
+        """Write one JSON object to a file of lines; a kill of this process does not lose it. Raises InfrastructureError."""
+        self._append(self.path / name, json.dumps(value, separators=(",", ":")), sync=False)
+
+    def _append(self, path: Path, line: str, *, sync: bool) -> None:
         try:
-            append_lines(path, [record.model_dump_json()])
+            append_lines(path, [line], sync=sync)
         except OSError as error:
             raise not_written(path, error) from error
 
