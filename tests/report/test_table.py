@@ -182,7 +182,13 @@ def test_what_failed_or_is_owed_is_not_without_a_candidate() -> None:
     failed = TaskResult("f", 3, {}, None, has_candidate=True, failed=("candidate", "compile"))
     owed = TaskResult("g", 3, {"eager": 1.0}, None, has_candidate=True, failed=("cudnn",))
     counts = tally([*RESULTS, failed, owed])
-    assert (counts.tasks, counts.without_candidate, counts.failed, counts.owed, counts.baselines_failed) == (7, 1, 1, 1, 2)
+    assert (counts.tasks, counts.without_candidate, counts.failed, counts.pending, counts.baselines_failed) == (
+        7,
+        1,
+        1,
+        1,
+        2,
+    )
     assert counts.built == 4
     text = render_markdown(bench_table([failed]), tally([*RESULTS, failed, owed]))
     assert "7 tasks, 1 without a candidate, 1 failed (a fault of the task or of the machine, not of the candidate)," in text

@@ -211,11 +211,11 @@ class _Search:
             for entry in self._most_promising(agent, budget)
         ]
         # Two agents may have found the same schedule; it is measured once.
-        owed = list({one[1].digest: one for one in found if one[1].digest not in known}.values())
-        if owed:
-            self.log(f"confirming {len(owed)} schedules in fresh processes")
-            verdicts = self.game.testbed.confirm([schedule for _, _, schedule in owed])
-            for (agent, entry, _), verdict in zip(owed, verdicts, strict=True):
+        pending = list({one[1].digest: one for one in found if one[1].digest not in known}.values())
+        if pending:
+            self.log(f"confirming {len(pending)} schedules in fresh processes")
+            verdicts = self.game.testbed.confirm([schedule for _, _, schedule in pending])
+            for (agent, entry, _), verdict in zip(pending, verdicts, strict=True):
                 known[entry.digest] = verdict
                 line = {"agent": agent, "number": entry.number, "digest": entry.digest}
                 self.run.append_object(_CONFIRMATIONS, line | numbers_and_ratios_of(verdict))

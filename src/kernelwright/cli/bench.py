@@ -211,14 +211,14 @@ def _search(
 
 
 def _end_of_search(result: BenchResult) -> str:
-    """The drop-ins that were handed out, and how many tasks are owed a look, a verdict or baselines and did not fail."""
+    """The drop-ins that were handed out, and how many tasks wait for a first look, a verdict or baselines."""
     from kernelwright.records.decisions import TaskStatus
 
     ahead = sum(line["ahead"] for line in result.tasks)
     kept = f": {result.run / 'optimized'}" if ahead else ", as no winner is certainly ahead of its best baseline"
-    owed, failed = (TaskStatus.SCREENED, TaskStatus.UNTOUCHED), {name.rpartition(" ")[0] for name in result.errors}
+    pending, failed = (TaskStatus.SCREENED, TaskStatus.UNTOUCHED), {name.rpartition(" ")[0] for name in result.errors}
     sound = [line for line in result.tasks if line["task"] not in failed]
-    left = sum(line["outcome"] in owed or not line["baselines_measured"] for line in sound)
+    left = sum(line["outcome"] in pending or not line["baselines_measured"] for line in sound)
     unfinished = f"\nnot done  {left} of {len(result.tasks)} tasks; the same command goes on" if left else ""
     return f"drop-ins  {ahead or 'none'}{kept}{unfinished}"
 

@@ -192,7 +192,7 @@ def screened_line(estimate: Screened) -> str:
 
 def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any]:
     """The object that `--json` prints; its keys are a contract with scripts."""
-    best, beside = result.best, result.beside
+    best, comparison = result.best, result.beside
     return {
         "task": task,
         "device": device,
@@ -200,7 +200,7 @@ def as_contract(result: OptimizeResult, task: str, device: str) -> dict[str, Any
         "evaluations": result.evaluations,
         "screened": result.screened,
         "best": None if best is None else {"speedup": best.speedup, "speedup_low": best.speedup_low, "source": best.source},
-        "beside": None if beside is None else asdict(beside),
+        "beside": None if comparison is None else asdict(comparison),
         "drop_in": None if result.drop_in is None else str(result.drop_in),
     }
 
@@ -224,11 +224,12 @@ def as_text(result: OptimizeResult) -> str:
     return "\n".join(lines)
 
 
-def comparison_text(beside: BaselineComparison) -> str:
+def comparison_text(comparison: BaselineComparison) -> str:
     """How a winner stands against the baselines, in one line."""
-    others = ", ".join(f"{name} {speedup:.2f}x" for name, speedup in beside.baselines.items())
-    how = "ahead" if beside.is_ahead else "not certainly ahead"
-    return f"{others}; {how} of the fastest, {beside.best}: {format_speedup(beside.speedup, beside.low, beside.high)}"
+    others = ", ".join(f"{name} {speedup:.2f}x" for name, speedup in comparison.baselines.items())
+    how = "ahead" if comparison.is_ahead else "not certainly ahead"
+    over_best = format_speedup(comparison.speedup, comparison.low, comparison.high)
+    return f"{others}; {how} of the fastest, {comparison.best}: {over_best}"
 
 
 def near_miss_text(evaluation: Evaluation, command: list[str]) -> str:

@@ -43,6 +43,9 @@ BEST = "best"
 ENTRIES = "entries.json"
 """File with the lines of the table, without which it cannot be computed again."""
 
+TALLY_KEYS = {"pending": "owed"}
+"""Keys of `table.json` that differ from the names of fields."""
+
 CANDIDATE = "candidate"
 """Name of the candidate beside the names of baselines."""
 
@@ -244,7 +247,7 @@ class Tally:
     without_candidate: int
     failed: int
     """Tasks whose candidate could not be judged, by a fault of the task or of the machine."""
-    owed: int
+    pending: int
     """Tasks whose candidate was not judged yet."""
     baselines_failed: int
     """Tasks of which a baseline could not be measured, by such a fault."""
@@ -378,7 +381,7 @@ def tally(results: Iterable[TaskResult]) -> Tally:
         tasks=len(results),
         without_candidate=without_candidate,
         failed=failed,
-        owed=len(unjudged) - without_candidate - failed,
+        pending=len(unjudged) - without_candidate - failed,
         baselines_failed=sum(bool({*result.failed} - {CANDIDATE}) for result in results),
         accepted=len(accepted),
         built=sum(evaluation.reason not in NOT_BUILT for evaluation in evaluations),
@@ -455,7 +458,7 @@ def table_json(run: RunDirectory, results: Sequence[TaskResult]) -> dict[str, An
         rows.append({**asdict(row), "fast_p": {str(p): share for p, share in row.fast_p.items()}})
     return {
         "rows": rows,
-        "tally": asdict(tally(results)),
+        "tally": {TALLY_KEYS.get(name, name): count for name, count in asdict(tally(results)).items()},
         "baselines": [asdict(row) for row in baseline_table(results)],
         "tasks": task_status(run, results),
     }

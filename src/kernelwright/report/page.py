@@ -107,7 +107,7 @@ def render(run: RunDirectory) -> str:
         counts={state: sum(row.state == state for row in standing) for state in (IMPROVEMENT, ACCEPTED, REJECTED)},
         superseded=len(judged) - len(standing),
         baselines=len(rows) - len(judged),
-        beside=_beside(run, config, groups),
+        beside=_comparison(run, config, groups),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
         roofline=_roofline(table, rows),
@@ -125,7 +125,7 @@ def render(run: RunDirectory) -> str:
     )
 
 
-def _beside(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) -> BaselineComparison | None:
+def _comparison(run: RunDirectory, config: dict[str, Any], groups: Sequence[Group]) -> BaselineComparison | None:
     """How the winner of a search for one task stands against its baselines."""
     if config.get("kind") != "optimize" or len(groups) != 1 or groups[0].best is None:
         return None

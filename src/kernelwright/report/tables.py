@@ -92,11 +92,11 @@ def _render_tally(counts: Tally, candidate: str) -> str:
     tasks = f"{counts.tasks} task{'s' * (counts.tasks != 1)}, {counts.without_candidate} without a {candidate}"
     if counts.failed:
         tasks += f", {counts.failed} failed (a fault of the task or of the machine, not of the candidate)"
-    if counts.owed:
-        tasks += f", {counts.owed} not judged yet"
+    if counts.pending:
+        tasks += f", {counts.pending} not judged yet"
     if counts.without_candidate == counts.tasks:
         return f"{tasks}."
-    judged = f"{candidate}s judged" if counts.failed or counts.owed else f"{candidate}s"
+    judged = f"{candidate}s judged" if counts.failed or counts.pending else f"{candidate}s"
     lines = [
         f"{tasks}. Of the {judged} {counts.built} build, "
         f"{counts.accepted} are accepted and {sum(counts.rejected.values())} rejected; {counts.clean} of the accepted are "
