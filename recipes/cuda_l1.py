@@ -125,7 +125,7 @@ class Recipe:
     seeds: int = 1
     """Times that each arm of stage 3 is trained, each with a seed of its own."""
     ablations: bool = False
-    """Whether the arm of buckets is measured with changed prompts as well."""
+    """True when the arm of buckets is measured with changed prompts as well."""
 
     def arms(self) -> dict[str, tuple[str, int]]:
         """Sampler and number of the seed of each arm of stage 3, by name; a name without a seed has the first."""

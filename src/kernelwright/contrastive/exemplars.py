@@ -66,9 +66,9 @@ class Exemplar:
     score: float | None
     """Lower end of the speedup's 95 % interval; None when rejected or not timed."""
     improvement: bool
-    """Whether that bound clears the noise floor."""
+    """True when that bound clears the noise floor."""
     confirmed: bool
-    """Whether the score is an independent re-measurement."""
+    """True when the score is an independent re-measurement."""
     parent: str | None
     techniques: tuple[str, ...]
     policy: str

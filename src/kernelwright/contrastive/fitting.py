@@ -186,7 +186,7 @@ def example_of(task: Task, prompt: Prompt, evaluation: Evaluation, form: AnswerF
 
 
 def is_learnt(evaluation: Evaluation, slowest: float | None, fastest: float | None = None) -> bool:
-    """Whether an evaluation is accepted and its speedup, where it was timed, within these bounds; None sets none."""
+    """True when an evaluation is accepted and its speedup, where it was timed, within these bounds; None sets none."""
     speedup = evaluation.speedup
     return evaluation.accepted and (speedup is None or (slowest or 0.0) <= speedup <= (fastest or math.inf))
 

@@ -220,12 +220,12 @@ class AcceptedLines:
                 self.learn(rollout.task_sha256, rollout.completion)
 
     def holds(self, task: str, line: str) -> bool:
-        """Whether the line is known to be right, for this task or for any."""
+        """True when the line is known to be right, for this task or for any."""
         tasks = self._tasks.get(line, set())
         return task in tasks or len(tasks) >= SHARED_BY
 
     def penalised(self, task: str, tokens: Sequence[str]) -> list[bool]:
-        """Whether each token of a failed answer, given as text, is to be pushed down: its line is not known to be right.
+        """True for each token of a failed answer, given as text, that is to be pushed down: its line may be wrong.
 
         A token belongs to the line in which it begins, and a line's end to the line.
         """

@@ -53,9 +53,9 @@ class HeldOutTask(_ResultModel):
     speedup_low: float | None = None
     speedup_high: float | None = None
     improvement: bool = False
-    """Whether the re-measurement's lower bound clears the noise floor."""
+    """True when the re-measurement's lower bound clears the noise floor."""
     baseline: str = "eager"
-    """What the speedups are ratios to: `eager`, or `cudagraph-fresh` where the best was asked for and that is it."""
+    """Baseline of the speedups: `eager`, or `cudagraph-fresh` where the best was asked for and that is it."""
     baseline_speedup: float = 1.0
     """Its speedup over the reference."""
     first: tuple[float, ...] = ()

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kernelwright.contrastive.answers import AnswerFailure, techniques_in
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.prompts import PROMPT_LIMIT_CHARACTERS, Prompt, contrastive_prompt
+from kernelwright.contrastive.prompts import Prompt, contrastive_prompt
 from kernelwright.contrastive.samplers import ExemplarSampler, sampler_named
 from kernelwright.contrastive.samples import Origin, Rollout, RolloutLog, Sample
 from kernelwright.errors import NothingUsableError
@@ -22,7 +22,7 @@ from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, sha256_of
 from kernelwright.records.policy import Context
 
-log = logging.getLogger(__name__)
+_LOGGER = logging.getLogger(__name__)
 
 EXEMPLARS = 2
 """Exemplars in a prompt: N of CUDA-L1's section 2.4.3."""
@@ -34,52 +34,41 @@ FAILURES_ALIKE = 3
 """Answers in a row that the endpoint failed to give, for one and the same reason, after which it ends. Our choice."""
 
 
+@dataclass(kw_only=True)
 class ContrastivePolicy:
     """Proposes what a model writes when it is shown earlier candidates and their scores.
 
     A prompt follows from the seed, the number of prompts so far and the exemplars, and every answer is on disk before
     its candidate is proposed: a search that was killed first proposes what it had been answered and had not judged.
-
-    Args:
-        database: Source of exemplars; the search's history is added to it.
-        sampling: Drawing of answers; the seed counts from the search's own.
-        exemplars: At most so many in a prompt.
-        samples: Answers to one prompt, where more are wanted than one. Fewer prompts cost less; each shows less of what
-            has just been learnt.
-        hardware: The device's name for people.
-        patience: Answers in a row without a new candidate after which the search ends.
     """
 
-    def __init__(
-        self,
-        model: ChatModel,
-        *,
-        database: ExemplarDatabase,
-        sampler: ExemplarSampler,
-        rollouts: RolloutLog,
-        sampling: Sampling | None = None,
-        exemplars: int = EXEMPLARS,
-        samples: int = 1,
-        hardware: str = "",
-        patience: int = PATIENCE,
-        limit_characters: int = PROMPT_LIMIT_CHARACTERS,
-    ) -> None:
-        self.name = f"{model.name}+{sampler.name}"
-        self._model = model
-        self.database = database
-        self._sampler = sampler
-        self._log = rollouts
-        self._sampling = sampling or Sampling()
-        self._exemplars = exemplars
-        self._samples = samples
-        self._hardware = hardware
-        self._patience = patience
-        self._limit_characters = limit_characters
-        self._told = ""
-        self._failures: list[str] = []
-        """Codes of the latest answers that the endpoint failed to give, all the same."""
-        self._rollouts: dict[str, list[Rollout]] = {}
-        """Earlier answers by the hash of their task."""
+    name: str = field(init=False)
+    """Name in records, such as `api:deepseek-chat+bucket`."""
+    model: ChatModel
+    database: ExemplarDatabase
+    """Source of exemplars; the search's history is added to it."""
+    sampler: ExemplarSampler
+    log: RolloutLog
+    sampling: Sampling = field(default_factory=Sampling)
+    """Drawing of answers; the seed counts from the search's own."""
+    exemplars: int = EXEMPLARS
+    """Most exemplars in a prompt."""
+    samples: int = 1
+    """Answers to one prompt, where more are wanted than one. Fewer prompts cost less; each shows less of what has just been
+    learnt."""
+    hardware: str = ""
+    """The device's name for people."""
+    patience: int = PATIENCE
+    """Answers in a row without a new candidate after which the search ends."""
+    _warned: str = ""
+    """Latest warning of an answer without a candidate."""
+    _failures: list[str] = field(default_factory=list)
+    """Codes of the latest answers that the endpoint failed to give, all the same."""
+    _rollouts: dict[str, list[Rollout]] = field(default_factory=dict)
+    """Earlier answers by the hash of their task."""
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.model.name}+{self.sampler.name}"
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """At most `count` candidates that are not in the history.
@@ -92,13 +81,13 @@ class ContrastivePolicy:
         self.database.add_all(context.history)
         sha256 = context.task.sha256
         if sha256 not in self._rollouts:
-            self._rollouts[sha256] = [found for found in self._log.rollouts() if found.task_sha256 == sha256]
+            self._rollouts[sha256] = [found for found in self.log.rollouts() if found.task_sha256 == sha256]
         rollouts = self._rollouts[sha256]
         seen = {found.candidate_sha256 for found in context.history}
         found = self._new_candidates(context, rollouts, seen)
         fruitless: Counter[str] = Counter()
-        while len(found) < count and fruitless.total() < self._patience:
-            answered = self._ask(context, max(count - len(found), self._samples))
+        while len(found) < count and fruitless.total() < self.patience:
+            answered = self._ask(context, max(count - len(found), self.samples))
             rollouts += answered
             self._require_answers(answered, context)
             fresh = self._new_candidates(context, answered, seen)
@@ -110,24 +99,24 @@ class ContrastivePolicy:
         if not found:
             listed = ", ".join(f"{number} times {what}" for what, number in fruitless.most_common())
             raise NothingUsableError(
-                f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {fruitless.total()} answers "
-                f"in a row held none ({listed}). Read {self._log.path}; try another model, temperature or token limit."
+                f"Wanted a new candidate of {self.model.name} for the task {context.task.id}; {fruitless.total()} answers "
+                f"in a row held none ({listed}). Read {self.log.path}; try another model, temperature or token limit."
             )
         return found[:count]
 
     def _require_answers(self, answered: list[Rollout], context: Context) -> None:
         """Tell of every answer that is of no use; raise where the endpoint fails again and again in the same way."""
         for answer in answered:
-            words = f"{answer.failure}: {answer.detail}" if answer.failure is not None else ""
-            if words and words != self._told:
-                log.warning("%s: no candidate in an answer: %s", self._model.name, words)
-            self._told = words
+            message = f"{answer.failure}: {answer.detail}" if answer.failure is not None else ""
+            if message and message != self._warned:
+                _LOGGER.warning("%s: no candidate in an answer: %s", self.model.name, message)
+            self._warned = message
             code = answer.detail.partition(": ")[0] if answer.failure is AnswerFailure.NO_ANSWER else ""
             self._failures = [*(self._failures if code in self._failures else []), code] if code else []
             if len(self._failures) >= FAILURES_ALIKE:
                 advice = ADVICE.get(CompletionFailure(code), "Correct what it names.")
                 raise NothingUsableError(
-                    f"Wanted a new candidate of {self._model.name} for the task {context.task.id}; {len(self._failures)} "
+                    f"Wanted a new candidate of {self.model.name} for the task {context.task.id}; {len(self._failures)} "
                     f"answers in a row failed alike: {answer.detail}. {advice}".rstrip()
                 )
 
@@ -150,25 +139,24 @@ class ContrastivePolicy:
         step = max((rollout.step for rollout in self._rollouts[context.task.sha256]), default=-1) + 1
         seed = int(sha256_of([context.task.sha256, context.seed, step])[:8], 16) >> 1
         prompt = self._prompt(context, random.Random(seed))
-        sampling = replace(self._sampling, seed=seed)
-        (completions,) = self._model.sample([prompt.messages], count=count, sampling=sampling)
-        origin = Origin(stage="search", model=self._model.name, sampling=sampling)
+        sampling = replace(self.sampling, seed=seed)
+        (completions,) = self.model.sample([prompt.messages], count=count, sampling=sampling)
+        origin = Origin(stage="search", model=self.model.name, sampling=sampling)
         answered = []
         for number, completion in enumerate(completions):
             sample = Sample(task=context.task, prompt=prompt, completion=completion, step=step, sample=number)
             sample.parse(origin.form, self.name)
             answered.append(Rollout.of(sample, origin))
-        self._log.append(answered)
+        self.log.append(answered)
         return answered
 
     def _prompt(self, context: Context, rng: random.Random) -> Prompt:
         known = self.database.exemplars(context.task.sha256, device=context.device)
         return contrastive_prompt(
             context.task,
-            self._sampler.sample(known, self._exemplars, rng),
+            self.sampler.sample(known, self.exemplars, rng),
             device=context.device,
-            hardware=self._hardware,
-            limit_characters=self._limit_characters,
+            hardware=self.hardware,
         )
 
 
@@ -196,11 +184,11 @@ def policy_for_run(
         ExemplarDatabaseError: the database cannot be used.
     """
     return ContrastivePolicy(
-        Recorded(model, Transcript(directory / "transcript.jsonl")),
+        model=Recorded(model, Transcript(directory / "transcript.jsonl")),
         database=ExemplarDatabase(database or directory / "exemplars.sqlite"),
         sampler=sampler_named(sampler),
-        rollouts=RolloutLog(directory),
-        sampling=sampling,
+        log=RolloutLog(directory),
+        sampling=sampling or Sampling(),
         exemplars=exemplars,
         samples=samples,
         hardware=hardware,

@@ -217,7 +217,7 @@ class PromptMaker:
     baselines: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Speedup of the best baseline by the task's hash, which scores are divided by; 1 where none is given."""
     shuffled: bool = False
-    """Whether exemplars swap their scores at random: an ablation."""
+    """True when exemplars swap their scores at random: an ablation."""
 
     def prompt(self, task: Task, draw: int) -> Prompt:
         """The prompt of a task; `draw`, a step's number, tells one draw of exemplars from another.

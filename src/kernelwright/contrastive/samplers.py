@@ -62,7 +62,7 @@ class BucketSampler:
     ratio: float = BUCKET_RATIO
     temperature: float = TEMPERATURE
     one_level: bool = False
-    """Whether all come from the first bucket drawn: an ablation."""
+    """True when all come from the first bucket drawn: an ablation."""
 
     def __post_init__(self) -> None:
         _require(self.name, "ratio", self.ratio, self.ratio > 1, "above 1")

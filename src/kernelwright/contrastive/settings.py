@@ -346,7 +346,7 @@ class RewardSection(_SettingsTable):
     suspicious_speedup: float = Field(default=3.0, gt=1)
     """Speedup above which one is suspicious. Paper 2.4.4. Tasks on which honest work wins more need a higher one."""
     baseline: Literal["eager", "best"] = "eager"
-    """What an answer is compared with: the reference (paper 2.4.4), or the faster of it and its CUDA graph, measured once a
+    """Baseline of an answer: the reference (paper 2.4.4), or the faster of it and its CUDA graph, measured once a
     task, so that a graph around the reference earns nothing. A CPU has no graphs. Prompts show the same ratio."""
     suspicious_leap: float = Field(default=2.0, gt=1)
     """Multiple of the task's best speedup so far above which one is suspicious as well. Paper 2.4.4."""
@@ -435,7 +435,7 @@ class HeldOutConfig(_SettingsTable):
     exemplars: ExemplarSection = ExemplarSection(sampler="none")
     sampling: SamplingSection = SamplingSection(temperature=0.8)
     baseline: Literal["eager", "best"] = "eager"
-    """What a speedup is a ratio to, as in `[reward]`."""
+    """Baseline of a speedup, as in `[reward]`."""
     confirm: bool = True
     """Measure the best candidate of each task again, independently; only one that this confirms counts as faster."""
     confirm_above: float = Field(default=0.0, ge=0)

@@ -54,7 +54,7 @@ class Review(BaseModel):
 
     @property
     def wants_deeper_checks(self) -> bool:
-        """Whether the candidate should be judged again: at any vote but `clean`."""
+        """True when the candidate should be judged again: at any vote but `clean`."""
         return self.vote is not Vote.CLEAN
 
 

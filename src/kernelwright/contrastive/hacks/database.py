@@ -69,7 +69,7 @@ class Pattern(BaseModel):
     honest: str = ""
     """The same program without the cheat, where there is one: what is in both is not the mechanism."""
     allowed: bool = False
-    """Whether it is no cheat where it is called by its name, as a label of the judge does."""
+    """True when it is no cheat where it is called by its name, as a label of the judge does."""
     origin: str
     """`exploits/NAME`, `catalogue/ID`, `written`, or `confirmed/HASH` of a candidate."""
     catalogue: tuple[str, ...] = ()

@@ -116,7 +116,7 @@ def _arguments(given: ast.arguments) -> set[str]:
 
 
 def is_self(node: ast.AST) -> bool:
-    """Whether an expression is the name `self`."""
+    """True when an expression is the name `self`."""
     return isinstance(node, ast.Name) and node.id == "self"
 
 
@@ -210,7 +210,7 @@ def _is_handover(statement: ast.stmt, inputs: list[str], settled: set[str]) -> b
 
 
 def _asks_for_kind(test: ast.AST, inputs: list[str], settled: set[str]) -> bool:
-    """Whether an expression depends on nothing but the inputs' kind and what the constructor settled."""
+    """True when an expression depends on nothing but the inputs' kind and what the constructor settled."""
     match test:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=attr)):
             # A kernel of its own has no derivative.

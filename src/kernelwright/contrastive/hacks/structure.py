@@ -252,7 +252,7 @@ class _ShapeFinder:
                     yield "derives-from-weights-once"
 
     def _is_state(self, node: ast.expr) -> bool:
-        """Whether an expression is rooted in something that outlives a call: a module variable or a plain attribute."""
+        """True when an expression is rooted in something that outlives a call: a module variable or a plain attribute."""
         while True:
             match node:
                 case ast.Attribute() if is_self(node.value):
