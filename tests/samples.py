@@ -31,21 +31,6 @@ def get_init_inputs():
 _NUMBERS = numbers()
 
 
-class BarePool:
-    """The part of a pool that a test does not look at."""
-
-    slots = 1
-
-    def close(self, *, at_once=False):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
 def module(expression: str = "a[:, None] * b", note: str = "") -> str:
     """A candidate for TASK."""
     return f'''import torch
