@@ -30,7 +30,7 @@ from torch import fx
 
 from kernelwright.rewrites.graph import Editor, arguments, aten, contiguous_strides, dtype, is_tensor, number, shape, value
 from kernelwright.rewrites.templates.base import MULTIPROCESSORS, CallTemplate, TemplateKernel
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.text import kernel_text, knob_table
 
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
 """Of Triton's `tl.dot`; operands of 16 bits take `ieee`, which leaves them as they are."""
@@ -82,49 +82,6 @@ class Attention:
     width: int
     width_v: int
     dtype: str = "float32"
-
-
-_LOW = AttentionKnobs(block_m=64, num_warps=4)
-_NARROW_SPLIT = (
-    AttentionKnobs(),
-    AttentionKnobs(block_n=64, precision="bf16x6"),
-    _LOW,
-    AttentionKnobs(precision="bf16x6"),
-    AttentionKnobs(block_n=64),
-    AttentionKnobs(block_m=64, num_warps=4, precision="bf16x6"),
-)
-"""For float32 of up to 64 numbers. None spills without a mask of booleans, with one up to 36 bytes of a thread."""
-_WIDE_SPLIT = (
-    AttentionKnobs(),
-    AttentionKnobs(precision="bf16x6"),
-    _LOW,
-    AttentionKnobs(num_stages=3),
-    AttentionKnobs(block_n=16, precision="bf16x6"),
-)
-"""For float32 of up to 128 numbers. Steps of 64 keys spill 100 bytes of a thread and more. Of these none does without a mask
-of booleans; with one all but the last do, the first 24 bytes at 96 numbers (88 by Triton 3.6.0)."""
-_NARROW = (
-    AttentionKnobs(block_n=64, num_warps=4, num_stages=3, precision="ieee"),
-    AttentionKnobs(block_n=128, precision="ieee"),
-    AttentionKnobs(block_n=64, num_stages=3, precision="ieee"),
-    AttentionKnobs(block_m=64, block_n=64, num_warps=4, num_stages=3, precision="ieee"),
-    AttentionKnobs(block_m=64, block_n=128, num_warps=4, precision="ieee"),
-)
-"""For 16-bit numbers, up to 64 of them. None spills."""
-_WIDE = (
-    AttentionKnobs(block_n=64, num_stages=3, precision="ieee"),
-    AttentionKnobs(block_n=128, precision="ieee"),
-    AttentionKnobs(block_m=64, block_n=64, num_warps=4, num_stages=3, precision="ieee"),
-    AttentionKnobs(block_n=64, precision="ieee"),
-)
-"""The same, up to 128. None spills; 128 queries in four warps spill 148 bytes of a thread."""
-_WIDEST = (
-    AttentionKnobs(precision="ieee"),
-    AttentionKnobs(block_m=64, block_n=64, precision="ieee"),
-    AttentionKnobs(block_n=64, precision="ieee"),
-    AttentionKnobs(block_m=64, num_warps=4, precision="ieee"),
-)
-"""The same, up to 256. The last two spill up to 48 bytes of a thread."""
 
 
 class TiledAttention(CallTemplate[Attention, AttentionKnobs]):
@@ -184,16 +141,15 @@ class TiledAttention(CallTemplate[Attention, AttentionKnobs]):
     def alternatives(self, sizes: Attention) -> tuple[AttentionKnobs, ...]:
         """Knobs worth a look for a call of these sizes, the default first."""
         widest = max(sizes.width, sizes.width_v)
-        choices: tuple[AttentionKnobs, ...]
         if sizes.dtype == "float32":
-            choices = _NARROW_SPLIT if widest <= 64 else _WIDE_SPLIT
-            # Rows of 32 and of 64 pieces in bfloat16 have two layouts at one address of shared memory. From those ptxas
-            # 12.8, of Triton 3.6.0 and 3.7.1, makes code that reads registers without a value: an illegal access or wrong
-            # numbers.
-            if len(row_lengths(sizes.width) | row_lengths(sizes.width_v)) > 1:
-                choices = tuple(knobs for knobs in choices if knobs.precision != "bf16x6")
+            name = "narrow_split" if widest <= 64 else "wide_split"
         else:
-            choices = _NARROW if widest <= 64 else _WIDE if widest <= 128 else _WIDEST
+            name = "narrow" if widest <= 64 else "wide" if widest <= 128 else "widest"
+        choices = tuple(AttentionKnobs(**row) for row in knob_table("attention")[name])
+        # Rows of 32 and of 64 pieces in bfloat16 have two layouts at one address of shared memory. From those ptxas 12.8, of
+        # Triton 3.6.0 and 3.7.1, makes code that reads registers without a value: an illegal access or wrong numbers.
+        if sizes.dtype == "float32" and len(row_lengths(sizes.width) | row_lengths(sizes.width_v)) > 1:
+            choices = tuple(knobs for knobs in choices if knobs.precision != "bf16x6")
         # Tiles of 128 queries would leave some of the multiprocessors idle, or be half empty.
         if sizes.heads * -(-sizes.queries // 128) < MULTIPROCESSORS or sizes.queries <= 64:
             low = next(knobs for knobs in choices if knobs.block_m == 64)

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from kernelwright.rewrites.templates.base import MULTIPROCESSORS, TemplateKernel
 from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.text import kernel_text, knob_table
 
 PRECISIONS = ("tf32x3", "bf16x6", "ieee")
 """Of Triton's `tl.dot`; `ieee` multiplies without tensor cores."""
@@ -61,24 +61,6 @@ class OnePassKnobs:
 _LEAST_LARGE = 1 << 30
 """Multiply-adds from which six products of bfloat16 are quicker than three of TF32, as results/2026-11-25-one-pass-h100 has
 it."""
-_LARGE = OnePassKnobs(precision="bf16x6")
-_SHORTEST = OnePassKnobs(block_m=64, num_warps=4, precision="bf16x6")
-_SHORT = OnePassKnobs(block_m=64, block_n=64, num_warps=4, precision="ieee")
-_SMALL = OnePassKnobs(block_n=64, num_warps=4)
-_TILES = (
-    _SMALL,
-    _LARGE,
-    _SHORTEST,
-    OnePassKnobs(),
-    _SHORT,
-    OnePassKnobs(block_m=64, block_n=64, num_warps=4, num_stages=4),
-    OnePassKnobs(block_m=64, num_warps=4),
-)
-"""The quickest on ten shapes in the same run."""
-_COLUMN_TILES = tuple(
-    OnePassKnobs(block_m=m, block_n=1, block_k=k, num_warps=warps, num_stages=1, precision="ieee")
-    for m, k, warps in ((4, 512, 4), (2, 1024, 4), (1, 1024, 4), (1, 2048, 4), (1, 4096, 8))
-)
 
 
 class OnePassProduct(ProductTemplate[OnePassKnobs]):
@@ -105,15 +87,17 @@ class OnePassProduct(ProductTemplate[OnePassKnobs]):
         k = sizes.k
         if sizes.n == 1:
             # Some programs on each multiprocessor keep memory busy while others wait for it.
-            programs = sizes.batch * sizes.m // _COLUMN_TILES[0].block_m
-            parts = _slices(_COLUMN_TILES[0], programs, k, 8 * MULTIPROCESSORS)
-            return tuple(dict.fromkeys(replace(tile, split_k=parts) for tile in _COLUMN_TILES))
+            columns = [OnePassKnobs(**row) for row in knob_table("one_pass_product")["column"]]
+            parts = _slices(columns[0], sizes.batch * sizes.m // columns[0].block_m, k, 8 * MULTIPROCESSORS)
+            return tuple(replace(tile, split_k=parts) for tile in columns)
         longest = 1 << max(4, (k - 1).bit_length())
-        first = _SHORTEST if k <= 16 else _SHORT if k <= 32 else _LARGE if sizes.work >= _LEAST_LARGE else _SMALL
+        tiles = {name: OnePassKnobs(**row) for name, row in knob_table("one_pass_product")["tiles"].items()}
+        large = "large" if sizes.work >= _LEAST_LARGE else "small"
+        first = tiles["shortest" if k <= 16 else "short" if k <= 32 else large]
         programs = sizes.tiles(first.block_m, first.block_n)
         parts = _slices(first, programs, k, MULTIPROCESSORS * 8 // first.num_warps)
         # What follows adds as many parts, whatever the tile.
-        fitting = (replace(tile, block_k=min(tile.block_k, longest), split_k=parts) for tile in (first, *_TILES))
+        fitting = (replace(tile, block_k=min(tile.block_k, longest), split_k=parts) for tile in (first, *tiles.values()))
         return tuple(dict.fromkeys(fitting))
 
     def module(self, knobs: OnePassKnobs) -> str:

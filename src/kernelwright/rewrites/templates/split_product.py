@@ -40,7 +40,7 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.templates.base import MULTIPROCESSORS, SHARED_BYTES, Kernels, TemplateKernel
 from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
-from kernelwright.rewrites.templates.text import block, filled, kernel_text, raw_literal
+from kernelwright.rewrites.templates.text import block, filled, kernel_text, knob_table, raw_literal
 
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its
@@ -135,53 +135,6 @@ WGMMA_CHOICES = tuple(
     for g in (4, 8)
 )
 """Knobs of the form `wgmma` that fit: a block has one warpgroup that loads and two that multiply."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeClass:
-    """Knobs that were the quickest of a form on products like these.
-
-    Attributes:
-        knobs: without `split_k`, which depends on the sizes.
-        least_tiles: how many tiles of 128 x 128 the output has at least.
-        least_n: its columns, at least.
-        least_k: length of its sums, at least.
-    """
-
-    knobs: Knobs
-    least_tiles: int = 0
-    least_n: int = 0
-    least_k: int = 0
-
-
-SHAPE_CLASSES: dict[str, tuple[ShapeClass, ...]] = {
-    "wgmma": (
-        ShapeClass(
-            knobs=Knobs(form="wgmma", block_n=192, num_warps=12, num_stages=2, chunk=64, cluster=2),
-            least_tiles=2048,
-            least_n=4096,
-            least_k=1024,
-        ),
-        ShapeClass(knobs=Knobs(form="wgmma", num_warps=12, chunk=64, cluster=2), least_tiles=MULTIPROCESSORS),
-        ShapeClass(knobs=Knobs(form="wgmma", num_warps=12, chunk=64, cluster=2), least_k=1 << 15),
-        ShapeClass(knobs=Knobs(form="wgmma", block_n=64, num_warps=12, num_stages=4, group=4, chunk=64)),
-    ),
-    "tma": (
-        ShapeClass(knobs=Knobs(form="tma", chunk=64), least_tiles=MULTIPROCESSORS // 4),
-        ShapeClass(knobs=Knobs(form="tma", chunk=64), least_k=1 << 15),
-        ShapeClass(knobs=Knobs(form="tma", block_m=64, block_k=32, num_warps=4, num_stages=4, chunk=32)),
-    ),
-}
-"""Knobs by form; the first class that a product belongs to is taken.
-
-All have one accumulator and a chunk of one step. What results/2026-11-23-split-products-h200 says of their errors:
-
-- `wgmma`, chunk 64: at most 2.1 times SGEMM's over the ranges of values there.
-- `tma`, chunk 32: at most 2.85 times. Its default for large products has chunk 64, which was timed at 4096 cubed and whose
-  errors over those ranges were not measured; on normal values it is 2.0e-7 there.
-- Two accumulators take 8 % less time in the form `tma` at 4096 cubed. Their error, measured in the form `split`, is 22 times
-  SGEMM's on uniform values.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,12 +298,9 @@ class SplitProduct(ProductTemplate[Knobs]):
     def chosen(self, sizes: ProductSizes) -> Knobs:
         """Knobs for a product of these sizes, by the class of its shape."""
         tiles = sizes.tiles(128, 128)
-        knobs = next(
-            known.knobs
-            for known in SHAPE_CLASSES[self.form]
-            if tiles >= known.least_tiles and sizes.n >= known.least_n and sizes.k >= known.least_k
-        )
-        return _filling(knobs, sizes)
+        classes = knob_table("split_product")[self.form]
+        fitting = (row for row in classes if tiles >= row["tiles"] and sizes.n >= row["n"] and sizes.k >= row["k"])
+        return _filling(Knobs(form=self.form, **next(fitting)["knobs"]), sizes)
 
     def alternatives(self, sizes: ProductSizes) -> tuple[Knobs, ...]:
         """Knobs worth a look for a product of these sizes, those of its shape's class first.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
+from typing import Any
 
 FOLDER = Path(__file__).parent
 
@@ -23,6 +25,13 @@ def kernel_text(*names: str, **values: object) -> str:
     """
     joined = "".join(map(_read, names))
     return filled(joined, **values) if values else joined
+
+
+@functools.cache
+def knob_table(template: str) -> dict[str, Any]:
+    """Knobs of a template that are worth a look, from `knobs.toml`."""
+    table: dict[str, Any] = tomllib.loads(_read("knobs.toml"))[template]
+    return table
 
 
 def filled(text: str, **values: object) -> str:
