@@ -483,23 +483,6 @@ def test_actors_that_die_while_idle_cost_no_work_a_try(executor):
 
 
 @pytest.mark.exhaustive
-def test_results_come_as_they_end_and_work_is_taken_as_slots_become_free(executor, tmp_path):
-    os.mkfifo(tmp_path / "gate")
-    taken = []
-
-    def work():
-        for number in range(6):
-            taken.append(number)
-            yield judge(number, f"wait {tmp_path / 'gate'}" if number == 0 else "")
-
-    results = run_all(executor, work())
-    assert {next(results).work.task.id for _ in range(5)} == set("12345")
-    assert len(taken) == 6
-    (tmp_path / "gate").write_text("go")
-    assert [result.work.task.id for result in results] == ["0"]
-
-
-@pytest.mark.exhaustive
 def test_each_judge_sees_one_gpu_and_a_slot_without_a_place_holds_no_work_up(cluster):
     with fakes(device="cuda", slots=3) as executor:
         found = run(executor, [judge(n) for n in range(12)])
