@@ -400,7 +400,6 @@ class LoopSchedule:
     passes: tuple[Pass, ...]
     cached: tuple[int, ...]
     """Expensive full-level steps that more than one pass needs."""
-    levels: tuple[str, ...]
 
 
 def pairs_of(program: LoopProgram) -> dict[int, int]:
@@ -472,7 +471,7 @@ def schedule(program: LoopProgram, stored: tuple[int, ...], pairs: Mapping[int, 
     # A stored value may be the same along every row; it is still written in a pass of its own.
     if not stored:
         passes.pop()
-    return LoopSchedule(rows[0], tuple(passes), cached, tuple(levels))
+    return LoopSchedule(rows[0], tuple(passes), cached)
 
 
 def _needed(

@@ -32,8 +32,6 @@ from kernelwright.rewrites.graph import Editor, arguments, aten, contiguous_stri
 from kernelwright.rewrites.templates.base import MULTIPROCESSORS, CallTemplate, TemplateKernel
 from kernelwright.rewrites.templates.text import kernel_text, knob_table
 
-PRECISIONS = ("tf32x3", "bf16x6", "ieee")
-"""Of Triton's `tl.dot`; operands of 16 bits take `ieee`, which leaves them as they are."""
 TYPES = ("float32", "float16", "bfloat16")
 """Types of elements that the kernel takes."""
 LEAST_LENGTH = 16
@@ -55,7 +53,7 @@ class AttentionKnobs:
         block_n: keys that one step reads.
         num_warps: warps of a thread block.
         num_stages: depth of the software pipeline.
-        precision: one of `PRECISIONS`.
+        precision: of `tl.dot`: `tf32x3`, `bf16x6`, or `ieee`, which leaves operands of 16 bits as they are.
     """
 
     block_m: int = 128

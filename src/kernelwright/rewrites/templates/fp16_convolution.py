@@ -238,14 +238,8 @@ def _inputs_at_once(
 ) -> list[str]:
     """Statements that load what positions read at these taps and join it to rows of `step` values, zeros at their ends.
 
-    Neighbouring threads have neighbouring positions. Each load is at a constant distance from a position's first value.
-
-    Args:
-        places: Index of each tap along each dimension.
-        apart: How far taps are from each other along each dimension, in values.
-        varying: Dimensions along which a phase may have fewer taps.
-        each: Values at a tap.
-        step: Values in a row, a power of two.
+    Neighbouring threads have neighbouring positions. Each load is at a constant distance from a position's first value: taps
+    are `apart` values from each other along each dimension. Phases may have fewer taps along the `varying` ones.
     """
     lines, count = [], step // each
     for number, place in enumerate(places):

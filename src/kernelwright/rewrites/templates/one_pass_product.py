@@ -24,8 +24,6 @@ from kernelwright.rewrites.templates.base import MULTIPROCESSORS, TemplateKernel
 from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
 from kernelwright.rewrites.templates.text import kernel_text, knob_table
 
-PRECISIONS = ("tf32x3", "bf16x6", "ieee")
-"""Of Triton's `tl.dot`; `ieee` multiplies without tensor cores."""
 LEAST_SIDE = 16
 """Rows, columns and length of sums below which `tl.dot` takes no tile."""
 LEAST_WORK = 1 << 26
@@ -46,7 +44,7 @@ class OnePassKnobs:
         num_warps: warps of a thread block.
         num_stages: depth of the software pipeline.
         split_k: slices of K that different programs compute; whoever follows adds them.
-        precision: one of `PRECISIONS`.
+        precision: of `tl.dot`: `tf32x3`, `bf16x6`, or `ieee`, which multiplies without tensor cores.
     """
 
     block_m: int = 128

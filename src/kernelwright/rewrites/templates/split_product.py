@@ -198,13 +198,7 @@ MOST_TENSORS = 4
 
 
 def fragment_of(node: fx.Node, source: fx.Node, name: str) -> tuple[Fragment, fx.Node | None] | None:
-    """How a kernel computes `node` of its own result `source`, and the tensor that it reads; None if it cannot.
-
-    Args:
-        node: The reader of the result.
-        source: The result.
-        name: Of the tensor, in the epilogue.
-    """
+    """How a kernel computes a reader of its own result, and the tensor of this name that it reads; None if it cannot."""
     if node.op != "call_function" or not is_tensor(node) or packet_of(node) is None:
         return None
     if shape(node) != shape(source) or value(node).dtype != torch.float32 or node.all_input_nodes.count(source) != 1:
