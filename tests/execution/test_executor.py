@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -323,6 +324,21 @@ def test_a_result_that_is_not_there_in_time_is_none():
 
 
 # --- rounds in processes of their own -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 1), (3, 3)])
+def test_a_round_apart_has_one_process_for_its_candidates_unless_it_asks_for_more(asked, used):
+    """Other rounds have the other cores; with several each, a GPU's driver makes contexts all the time."""
+    slots = []
+
+    def act(work, policy, is_alone):
+        slots.append(work.slots)
+        yield None, None
+
+    with LocalExecutor(["cpu"], SETTINGS, rounds=1, apart=True, start=Processes(act)) as executor:
+        list(run_all(executor, [replace(screen(0), slots=asked)]))
+    assert slots == [used]
+
 
 ESTIMATES = [screened_of(TASK, Candidate(source=f"{number}", policy="test"), correct=True) for number in range(3)]
 
