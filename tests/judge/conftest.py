@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 from kernelwright.judge import Judge, Settings
 from tests.conftest import SECRET
+from tests.judge.simulated_gpu import SimulatedGpu, SimulatedMemory
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +30,26 @@ def judge(shared_judge: Judge) -> Judge:
     """The shared judge, checking but not timing; tests may give it other settings."""
     shared_judge.settings = Settings.quick(threads=1, timed=False)
     return shared_judge
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This test's own folder in place of the machine's for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def simulated_gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    """A GPU of 140 GiB, all of it free, in place of torch's."""
+    gpu = SimulatedGpu()
+    gpu.stand_in(monkeypatch)
+    return gpu
+
+
+@pytest.fixture
+def gpu_judge(judge: Judge, simulated_gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> Judge:
+    """The shared judge as one of that GPU, whose memory nobody else wants."""
+    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
+    monkeypatch.setattr(judge, "memory", SimulatedMemory())
+    return judge

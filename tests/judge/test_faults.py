@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -139,11 +138,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "what"), CASES)
-def test_an_evaluation_ends_with_a_verdict_and_leaves_nothing(judge: Judge, monkeypatch, tmp_path, kind, what):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_an_evaluation_ends_with_a_verdict_and_leaves_nothing(judge: Judge, temporary, kind, what):
     found = judge.evaluate(RELU, KINDS[kind][what], settings=HURRIED)
     assert Evaluation.model_validate_json(found.model_dump_json().encode()).verdict is found.verdict
-    assert {path.name for path in tmp_path.glob("kernelwright-*")} <= {*LOCKS}
+    assert {path.name for path in temporary.glob("kernelwright-*")} <= {*LOCKS}
     assert [pid for pid in descendants_of(judge.fork_server.process.pid) if session_members(pid)] == []
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import gc
 import os
-import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -547,12 +545,11 @@ os.close(here)
         ),
     ],
 )
-def test_folders_in_folders_are_cleaned_up(judge, tmp_path, monkeypatch, folder):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_folders_in_folders_are_cleaned_up(judge, temporary, folder):
     into = "" if folder == "." else f"back = os.getcwd()\nos.chdir({folder})\n"
     found = judge.evaluate(RELU, candidate(top=into + NESTS + ("os.chdir(back)" if into else "")), settings=BRIEF)
     assert found.accepted, why(found)
-    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+    assert sorted(path.name for path in temporary.iterdir()) == LOCKS
 
 
 @pytest.mark.parametrize("depth", exhaustive_but([100, 300, 400, 480, 900], 400, 900))
@@ -902,14 +899,13 @@ def test_only_memory_is_called_so(judge, error, kind):
         raise error
 
 
-def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_memory_of_the_gpu_that_runs_out_in_the_judge_is_a_device_error(judge, temporary):
     with pytest.raises(DeviceError, match=r"of relu; the judge's own share .* ran out: No 2 GiB\.") as caught:
         with judge.evaluation_folder(RELU):
             raise torch.OutOfMemoryError("No 2 GiB.\nA long story")
     assert "long story" not in str(caught.value)
     assert "fewer judges" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, monkeypatch):
@@ -970,15 +966,15 @@ def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
         Judge("cuda")
 
 
-@pytest.mark.parametrize(("device", "threads"), [("cpu", [1]), ("cuda:0", [])])
-def test_the_judge_of_a_gpu_keeps_its_threads(judge, monkeypatch, device, threads):
-    asked, before = [], torch.get_num_threads()
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(judge, "device", torch.device(device))
-    with judge.evaluation_folder(RELU):
-        assert asked == threads
-    assert asked == [*threads, before]
+@pytest.mark.parametrize(("device", "threads"), [("cpu", 1), ("cuda:0", 2)])
+def test_the_judge_of_a_gpu_keeps_its_threads(gpu_judge, device, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    gpu_judge.device = torch.device(device)
+    with gpu_judge.evaluation_folder(RELU):
+        assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
 
 
 # --- nothing is left ------------------------------------------------------------------------------
@@ -1003,13 +999,12 @@ def children_of(pid: int) -> set[int]:
     ],
     ids=["accepted", "rejected", "exited", "grandchildren", "stubborn"],
 )
-def test_no_process_and_no_directory_is_left(judge, tmp_path, monkeypatch, proposed):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_no_process_and_no_directory_is_left(judge, temporary, proposed):
     files = len(os.listdir("/proc/self/fd"))
     threads = torch.get_num_threads()
     judge.evaluate(RELU, proposed, settings=BRIEF)
     assert children_of(judge.fork_server.process.pid) == set()
-    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+    assert sorted(path.name for path in temporary.iterdir()) == LOCKS
     assert len(os.listdir("/proc/self/fd")) == files
     assert torch.get_num_threads() == threads
 
@@ -1031,95 +1026,67 @@ def test_wrong_integers_beside_right_values_are_no_matter_of_precision(judge):
     assert Label.VACUOUS_TASK not in judge.evaluate(made, honest(made)).labels
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-@pytest.mark.parametrize("found", ["error", "verdict"])
-def test_memory_of_a_gpu_that_ran_out_is_tried_once_more_alone(judge, monkeypatch, device, found):
+def full():
+    """What an attempt finds to which memory did not suffice."""
+    findings = CheckFindings(Demands())
+    findings.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
+    return findings
+
+
+def test_an_evaluation_without_memory_is_tried_once_more_alone(gpu_judge, monkeypatch):
     """A neighbour's candidate may have had all of it."""
-    real, answers, ways = judge._found, [], []
-
-    def verdict(*arguments):
-        answers.append(made := real(*arguments))
-        if len(answers) == 1 and found == "error":
-            raise DeviceError("no memory")
-        if len(answers) == 1:
-            made.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
-        return made
-
-    monkeypatch.setattr(judge, "_found", verdict)
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
-    shown = torch.device(device)
-    monkeypatch.setattr(judge, "trial", lambda *given: None)
-    monkeypatch.setattr(judge, "_examine", lambda trial: None)
-    monkeypatch.setattr(judge, "device", shown)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    if device == "cpu" and found == "error":
-        with pytest.raises(DeviceError):
-            judge.evaluate(RELU, candidate())
-        return
-    accepted = judge.evaluate(RELU, candidate()).accepted
-    assert accepted is (device != "cpu")
-    assert len(answers) == (1 if device == "cpu" else 2)
-    assert ways == ([] if device == "cpu" else [False, True])
+    answers = [full(), CheckFindings(Demands())]
+    monkeypatch.setattr(gpu_judge, "_found", lambda *given: answers.pop(0))
+    assert gpu_judge.evaluate(RELU, candidate()).accepted
+    assert gpu_judge.memory.ways == [False, True]
 
 
 @pytest.mark.parametrize(("alone", "ways"), [(False, [False]), (True, [True]), (None, [False, True])])
 @pytest.mark.parametrize("found", ["error", "verdict"])
-def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(judge, monkeypatch, alone, ways, found):
-    entered = []
-
+def test_whoever_asks_may_wait_for_the_memory_later_or_at_once(gpu_judge, alone, ways, found):
     def attempt():
-        if entered == [False] and found == "error":
+        if gpu_judge.memory.alone:
+            return "found"
+        if found == "error":
             raise DeviceError("no memory")
-        return "full" if entered == [False] else "found"
+        return "full"
 
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: entered.append(alone) or contextlib.nullcontext())
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    asked = functools.partial(judge.with_memory, attempt, lambda one: one == "full", alone)
+    asked = functools.partial(gpu_judge.with_memory, attempt, lambda one: one == "full", alone)
     if alone is False:
         with pytest.raises(CrowdedError, match="found too little memory" if found == "verdict" else "no memory"):
             asked()
     else:
         assert asked() == "found"
-    assert entered == ways
+    assert gpu_judge.memory.ways == ways
 
 
-def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(judge, monkeypatch):
+def test_memory_of_a_processor_is_not_waited_for(judge):
+    assert judge.with_memory(lambda: "full", lambda found: True, None) == "full"
+    with pytest.raises(DeviceError, match=r"no memory\Z"):
+        judge.with_memory(lambda: (_ for _ in ()).throw(DeviceError("no memory")), lambda found: True, None)
+
+
+def test_what_was_ended_for_anothers_kernels_is_tried_again_until_the_gpu_is_taken_for_shared(gpu_judge):
     tries, limits = [], []
 
     def attempt():
-        tries.append(judge._disturbances)
-        limits.append(limit_of_a_gate(judge, monkeypatch))
+        tries.append(gpu_judge.disturbances)
+        limits.append(limit_of_a_gate(gpu_judge))
         if len(tries) in (1, 3, 4):
             raise DisturbedError("others")
         return "found"
 
-    monkeypatch.setattr(judge, "_disturbances", 0)
-    monkeypatch.setattr(judge, "_memory", FakeMemory())
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    assert [judge.with_memory(attempt, lambda found: False, None) for _ in range(2)] == ["found", "found"]
+    gpu_judge.disturbances = 0
+    assert [gpu_judge.with_memory(attempt, lambda found: False, None) for _ in range(2)] == ["found", "found"]
     assert tries == [0, 1, 1, 2, 3]
     assert limits == [CHECK.unstoppable_limit_s] * 4 + [None]
+    gpu_judge.disturbances = 0
 
 
-class FakeMemory:
-    """A GPU's memory, which nobody else wants."""
-
-    def __init__(self):
-        self.ways, self.alone = [], False
-
-    @contextlib.contextmanager
-    def __call__(self, alone=False):
-        self.ways.append(alone)
-        self.alone = alone
-        yield
-
-
-def limit_of_a_gate(judge, monkeypatch):
+def limit_of_a_gate(judge):
     """How long the gate of a trial that begins now waits for kernels."""
     limits = []
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(judge, "device", torch.device("cpu"))
         patch.setattr(judge_module, "DeviceGate", lambda device, limit_s: limits.append(limit_s) or DeviceGate(device))
         judge.trial(RELU, candidate(), None, CHECK, CheckFindings(Demands()))
@@ -1127,46 +1094,31 @@ def limit_of_a_gate(judge, monkeypatch):
 
 
 @pytest.mark.parametrize("alone", [None, False])
-def test_whoever_made_others_wait_for_its_kernels_is_tried_alone_where_nobody_waits(judge, monkeypatch, alone):
+def test_whoever_made_others_wait_for_its_kernels_is_tried_alone_where_nobody_waits(gpu_judge, alone):
     """They may have been another's, and a large tensor in an odd layout can take the reference ten seconds too."""
-    memory, limits = FakeMemory(), []
+    limits = []
 
     def attempt():
-        limits.append(limit_of_a_gate(judge, monkeypatch))
-        if not memory.alone:
+        limits.append(limit_of_a_gate(gpu_judge))
+        if not gpu_judge.memory.alone:
             raise CrowdedError("work on the GPU went on for 10 s after its process had been stopped.")
         return "found"
 
-    monkeypatch.setattr(judge, "_memory", memory)
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     if alone is False:
         with pytest.raises(CrowdedError, match=r"cuda:0 beside other evaluations; work .* stopped\. Try it alone\."):
-            judge.with_memory(attempt, lambda found: False, alone)
+            gpu_judge.with_memory(attempt, lambda found: False, alone)
     else:
-        assert judge.with_memory(attempt, lambda found: False, alone) == "found"
-    assert memory.ways == [False, True][: len(limits)] == ([False] if alone is False else [False, True])
+        assert gpu_judge.with_memory(attempt, lambda found: False, alone) == "found"
+    assert gpu_judge.memory.ways == ([False] if alone is False else [False, True])
     assert limits == [CHECK.unstoppable_limit_s, None][: len(limits)]
 
 
-@pytest.mark.parametrize("own_gib", [60, 80])
-def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(judge, monkeypatch, own_gib):
-    def verdict(*arguments):
-        made = CheckFindings(Demands())
-        made.failure = Failed(Reason.OUT_OF_MEMORY, "no memory")
-        return made
-
-    monkeypatch.setattr(judge, "_found", verdict)
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: contextlib.nullcontext())
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: own_gib << 30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
-    if own_gib == 60:
-        assert judge.evaluate(RELU, candidate()).reason is Reason.OUT_OF_MEMORY
-        return
+def test_a_candidate_is_not_to_blame_for_memory_that_the_judge_itself_has_taken(gpu_judge, simulated_gpu):
+    simulated_gpu.reserved_gib = 60
+    assert gpu_judge.with_memory(full, CheckFindings.ran_out, None).failure.reason is Reason.OUT_OF_MEMORY
+    simulated_gpu.reserved_gib = 80
     with pytest.raises(DeviceError, match=r"half of cuda:0's 140\.0 GiB .* took 80\.0 GiB\. .* too large"):
-        judge.evaluate(RELU, candidate())
+        gpu_judge.with_memory(full, CheckFindings.ran_out, None)
 
 
 def test_what_one_check_computed_is_let_go_before_many_others(judge, monkeypatch):
@@ -1191,13 +1143,12 @@ def test_what_one_check_computed_is_let_go_before_many_others(judge, monkeypatch
     assert max(most) <= 5  # of the two first inputs, of the latest that was posed and that was judged, and of this one
 
 
-def test_a_task_error_leaves_nothing_either(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_task_error_leaves_nothing_either(judge, temporary):
     made = BROKEN["forward fails in another process only"][0]
     with pytest.raises(TaskError):
         judge.evaluate(made, honest(made))
     assert children_of(judge.fork_server.process.pid) == set()
-    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+    assert sorted(path.name for path in temporary.iterdir()) == LOCKS
 
 
 def test_the_snippets_are_what_they_claim():

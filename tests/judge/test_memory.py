@@ -175,7 +175,7 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkey
     monkeypatch.setattr(Judge, "_time", timed)
     monkeypatch.setattr(Workers, "start", start)
     with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1)) as judge:
-        judge._memory.alone = alone
+        judge.memory.alone = alone
         small = Task(id="small", source=SMALL_SOURCE)
         assert judge.evaluate(small, Candidate(source=SMALL_SOURCE.replace("Model", "ModelNew"))).verdict == "accepted"
     # Reference and candidate. The late check has a new reference.

@@ -303,7 +303,7 @@ def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, 
 @pytest.mark.exhaustive
 def test_without_its_gate_a_vacuous_task_goes_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
     assert Label.VACUOUS_TASK in evaluate(judge, "w01_zeros_on_vacuous_task").labels
-    monkeypatch.setattr(compare.VacuityGate, "observe", lambda *arguments: None)
+    skip(compare.VacuityGate, "observe")(monkeypatch)
     assert Label.VACUOUS_TASK not in evaluate(judge, "w01_zeros_on_vacuous_task").labels
 
 
@@ -430,9 +430,8 @@ def timed(judge: Judge) -> Judge:
 @pytest.mark.exhaustive
 def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Judge, monkeypatch: Patch) -> None:
     assert evaluate(timed, "t20_busy_process").reason is Reason.WORK_OUTSIDE_TIMING
-    monkeypatch.setattr(ProcessTriple, "_reject_idle_work", lambda self, wall_us: None)
     # A busy machine also shows in the clocks; that defence is the subject of another test.
-    monkeypatch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
+    both(skip(ProcessTriple, "_reject_idle_work"), skip(clocks, "reject_hidden_time"))(monkeypatch)
     found = evaluate(timed, "t20_busy_process")
     assert found.accepted, found.detail
 
@@ -440,8 +439,7 @@ def test_without_a_look_at_idle_time_a_busy_child_slows_the_reference(timed: Jud
 @pytest.mark.exhaustive
 def test_without_a_look_for_new_processes_a_chain_of_them_goes_on(timed: Judge, monkeypatch: Patch) -> None:
     assert evaluate(timed, "chain_of_processes").reason is Reason.WORK_OUTSIDE_TIMING
-    monkeypatch.setattr(Worker, "_reject_started_while_stopped", lambda self: None)
-    monkeypatch.setattr(clocks, "reject_hidden_time", lambda outside, settings: None)
+    both(skip(Worker, "_reject_started_while_stopped"), skip(clocks, "reject_hidden_time"))(monkeypatch)
     found = evaluate(timed, "chain_of_processes")
     assert found.accepted, found.detail
 
@@ -469,14 +467,12 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
         assert "_CALLS[0] > 14" in source
         return source.replace("_CALLS[0] > 14", f"_CALLS[0] > {number}")
 
-    monkeypatch.setattr(check, "check_growth", lambda examiner: None)  # which makes many calls too
+    skip(check, "check_growth")(monkeypatch)  # which makes many calls too
     found = evaluate(timed, "c14_drifting", patient)
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
     monkeypatch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
-    monkeypatch.setattr(ProcessTriple, "expect_near", lambda *arguments: None)
-    # Those compare a few outputs as well.
-    monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
-    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self, against_truth: None)
+    # The last two compare a few outputs as well.
+    skip(ProcessTriple, "expect_near", "_holds_another", "verify_process")(monkeypatch)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail
 
@@ -485,7 +481,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
 def test_without_the_truth_of_a_timed_output_it_may_err_twice_as_much(timed: Judge, monkeypatch: Patch) -> None:
     found = evaluate(timed, "p06_fewer_bits_when_timed")
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
-    monkeypatch.setattr(ProcessTriple, "_verify_error", lambda self: None)
+    skip(ProcessTriple, "_verify_error")(monkeypatch)
     found = evaluate(timed, "p06_fewer_bits_when_timed")
     assert found.accepted, found.detail
 
@@ -496,11 +492,11 @@ def test_without_a_look_at_buffers_after_timing_they_are_updated_where_the_check
     timed: Judge, monkeypatch: Patch, fresh: bool
 ) -> None:
     timed.settings = timed.settings.model_copy(update={"fresh_processes": fresh})
-    monkeypatch.setattr(check, "check_moved_buffers", lambda *arguments: None)  # which meets it sooner
+    skip(check, "check_moved_buffers")(monkeypatch)  # which meets it sooner
     found = evaluate(timed, "buffers_updated_after_a_load")
     assert found.reason is Reason.BUFFER_MISMATCH
     assert "after the timed calls" in found.detail
-    monkeypatch.setattr(ProcessTriple, "verify_buffers", lambda self: None)
+    skip(ProcessTriple, "verify_buffers")(monkeypatch)
     found = evaluate(timed, "buffers_updated_after_a_load")
     assert found.accepted, found.detail
 
@@ -511,7 +507,7 @@ def test_without_a_look_at_the_process_after_timing_a_cheat_waits_until_it_is_ti
 ) -> None:
     found = evaluate(timed, hack)
     assert found.reason in HACKS[hack].reasons
-    monkeypatch.setattr(ProcessTriple, "verify_process", lambda self, against_truth: None)
+    skip(ProcessTriple, "verify_process")(monkeypatch)
     found = evaluate(timed, hack)
     assert found.accepted, found.detail
 
@@ -524,7 +520,7 @@ def test_without_another_held_output_late_calls_share_their_memory_where_nothing
     found = evaluate(timed, "shared_output_after_a_while")
     assert found.reason is Reason.OUTPUT_OVERWRITTEN
     assert "changed by a later call" in found.detail
-    monkeypatch.setattr(ProcessTriple, "_holds_another", lambda self: False)
+    skip(ProcessTriple, "_holds_another")(monkeypatch)
     found = evaluate(timed, "shared_output_after_a_while")
     assert found.accepted, found.detail
 
@@ -598,8 +594,7 @@ def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, monkeyp
     expected = HACKS[hack]
     found = evaluate(judge, hack)
     assert found.reason in expected.reasons if expected.reasons else expected.labels & set(found.labels)
-    for unheard in ("check_replaced_weights", "check_growth"):
-        monkeypatch.setattr(check, unheard, lambda examiner: None)
+    skip(check, "check_replaced_weights", "check_growth")(monkeypatch)
     with judge_whose_workers(heard) as hearing:
         found = evaluate(hearing, hack)
     assert found.accepted, found.detail

@@ -80,7 +80,8 @@ class Judge:
         if self.device.type == "cuda":
             # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
             self.fork_server.import_compiler(self.device.type)
-        self._memory = DeviceMemory(self.device, self.release_idle)
+        self.memory = DeviceMemory(self.device, self.release_idle)
+        """Share of the device's memory, by which evaluations wait for one that needs all of it."""
         keep = KEPT if self.device.type == "cuda" else 0
         self.workers = Workers(self.fork_server, keep, lambda kind: has_room_for(kind, self.device))
         sandbox.hide_memory()
@@ -95,7 +96,7 @@ class Judge:
                 "Let fewer programs share it."
             ) from error
         self._live: dict[str, LiveTask] = {}
-        self._disturbances = 0
+        self.disturbances = 0
         """Attempts that were given up because a GPU was at work for somebody else."""
 
     def __enter__(self) -> Judge:
@@ -158,18 +159,18 @@ class Judge:
         why: str | None = None
         while not alone and why is None:
             try:
-                with self._memory():
+                with self.memory():
                     found = attempt()
                     if not ran_out(found):
                         return found
                 why = "found too little memory."
             except DisturbedError:
-                self._disturbances += 1  # of many, the others are no judges, and nobody looks any more
+                self.disturbances += 1  # of many, the others are no judges, and nobody looks any more
             except DeviceError as error:
                 why = str(error)
         if alone is False:
             raise CrowdedError(f"Wanted {self.device} beside other evaluations; {why} Try it alone.")
-        with self._memory(alone=True):
+        with self.memory(alone=True):
             torch.cuda.reset_peak_memory_stats(self.device)
             try:
                 found = attempt()
@@ -194,7 +195,7 @@ class Judge:
         findings = CheckFindings(Demands.of(settings), reading.labels)
         findings.checks["advice"] = list(reading.advice)
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
-        if paired_baseline is not None and self._memory.alone:
+        if paired_baseline is not None and self.memory.alone:
             # The candidate may lack the very memory that a baseline would take.
             paired_baseline, findings.checks[PAIRED_BASELINE] = None, "not timed: too little of the GPU's memory was left"
         with self.evaluation_folder(task) as directory:
@@ -263,7 +264,7 @@ class Judge:
                 for side in sides:
                     side.release_idle()
                 keeps_state = trial.facts.stateful or trial.facts.has_buffers
-                if not keeps_state and (self._memory.alone or trial.facts.shapes.is_large):
+                if not keeps_state and (self.memory.alone or trial.facts.shapes.is_large):
                     sides[0].worker.discard()  # its memory is wanted; a new one does for the late check
                 sides[1].worker.pause()
                 findings.score = self._time(trial, check, {})
@@ -290,7 +291,7 @@ class Judge:
         Raises:
             TaskError: the reference does not work.
         """
-        looks = self._disturbances < _DISTURBANCES_MAX and not self._memory.alone  # where nobody else is judged
+        looks = self.disturbances < _DISTURBANCES_MAX and not self.memory.alone  # where nobody else is judged
         gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(self._live_task(task), self.device)

@@ -536,8 +536,8 @@ def test_a_forbidden_label_rejects_tf32_in_convolutions_too(tf32):
         ("cpu", False, (9, 0), False),
     ],
 )
-def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(monkeypatch, device, strict, capability, lets):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(simulated_gpu, device, strict, capability, lets):
+    simulated_gpu.capability = capability
     trial = convolution().trial
     settings = trial.settings.model_copy(update={"strict_fp32": strict})
     facts = replace(trial.facts, device=torch.device(device))

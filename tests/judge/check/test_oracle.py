@@ -373,13 +373,10 @@ def get_init_inputs(): return []
 @pytest.mark.parametrize(
     ("device", "reserved_gib", "is_given_back"), [("cuda:0", 30, True), ("cuda:0", 12, False), ("cpu", 30, False)]
 )
-def test_what_a_truth_was_computed_in_is_given_back_where_it_is_much(monkeypatch, device, reserved_gib, is_given_back):
+def test_what_a_truth_was_computed_in_is_given_back_where_it_is_much(simulated_gpu, device, reserved_gib, is_given_back):
     """Workers on the same GPU need it next."""
-    given_back = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved_gib << 30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5 << 30)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+    simulated_gpu.reserved_gib, simulated_gpu.allocated_gib = reserved_gib, 5
     judge, inputs = oracle(RELU)
     judge.device = torch.device(device)
     judge.truth(inputs, judge.initial_state, training=True)
-    assert bool(given_back) is is_given_back
+    assert bool(simulated_gpu.asked) is is_given_back

@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.errors import CrowdedError
 from kernelwright.judge.isolation import gate as gate_module
-from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
+from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError, lock_path
 from tests.quick import exhaustive_but
 
 CPU = torch.device("cpu")
@@ -145,10 +145,9 @@ def test_time_in_front_of_the_gate_is_counted():
     assert gate.waited_s > once_s
 
 
-def test_the_lock_of_a_gpu_is_named_after_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
-    assert DeviceGate(torch.device("cuda", 0))._path.name == "kernelwright-gpu-1-2.lock"
-    assert DeviceGate(CPU)._path.name == "kernelwright-cpu.lock"
+def test_the_lock_of_a_gpu_is_named_after_it(simulated_gpu):
+    assert lock_path(torch.device("cuda", 0), "").name == f"kernelwright-gpu-{simulated_gpu.uuid}.lock"
+    assert lock_path(CPU, "").name == "kernelwright-cpu.lock"
 
 
 class FakeWorker:
@@ -264,8 +263,7 @@ def test_workers_of_one_that_waits_are_stopped_as_long():
     assert done == ["stop", "resume"]
 
 
-def test_a_request_while_the_device_is_alone_or_a_gpu_builds_has_no_lock(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="1"))
+def test_a_request_while_the_device_is_alone_or_a_gpu_builds_has_no_lock(simulated_gpu):
     gate = DeviceGate(torch.device("cuda", 0))
     with gate.request() as lock:
         assert lock is None

@@ -53,9 +53,7 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
         ("candidate", "cuda:0", Reason.OUT_OF_MEMORY, WorkerError),
     ],
 )
-def test_a_failure_is_the_candidates_the_tasks_or_the_devices(tmp_path, monkeypatch, role, device, reason, kind):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-
+def test_a_failure_is_the_candidates_the_tasks_or_the_devices(tmp_path, simulated_gpu, role, device, reason, kind):
     def fail(op):
         raise WorkerError(reason, "so it went")
 
@@ -81,19 +79,18 @@ ANSWER = {"skeleton": None, "strange": [], "outputs": []}
     ids=["load_state", "step", "read_state", "call", "series", "recopy"],
 )
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, monkeypatch, act, op, device):
-    order = []
+def test_what_was_written_is_on_the_device_before_the_worker_is_asked(tmp_path, simulated_gpu, act, op, device):
+    order = simulated_gpu.asked
 
     def answer(asked):
         order.append(asked)
         return ANSWER | {"answers": [ANSWER] * 2}
 
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: order.append(("waited", device.type)))
     act(side(tmp_path, answer, device=device))
     assert op in order
     for at, asked in enumerate(order):
-        if device != "cpu" and isinstance(asked, str):
-            assert order[:at][-1:] == [("waited", "cuda")], f"before `{asked}`"
+        if device != "cpu" and asked != "synchronize":
+            assert order[:at][-1:] == ["synchronize"], f"before `{asked}`"
 
 
 def test_outputs_are_a_copy_unless_nobody_reads_them_after_the_next_call(tmp_path):

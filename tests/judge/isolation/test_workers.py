@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,7 +160,7 @@ def test_other_limits_want_other_processes(judge, change):
     assert waiting(judge) == before  # no room for a second
 
 
-def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, monkeypatch):
+def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_memory_alone(judge, simulated_gpu):
     rooms = [True]
     judge.workers = Workers(judge.fork_server, keep=3, has_room=lambda kind: rooms[-1])
     judge.evaluate(RELU, candidate(RELU))
@@ -174,16 +173,15 @@ def test_without_room_none_is_kept_and_what_waits_ends_before_the_judge_has_the_
     rooms.append(True)
     judge.evaluate(RELU, candidate(RELU))
     assert len(waiting(judge)) == 1
-    given_back = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append("spare"))
-    with judge._memory(alone=True):
-        assert (waiting(judge), given_back) == ([], ["spare"])
+    simulated_gpu.asked.clear()
+    with judge.memory(alone=True):
+        assert (waiting(judge), simulated_gpu.asked) == ([], ["empty_cache"])
     assert judge.evaluate(RELU, candidate(RELU)).verdict == "accepted"
 
 
 @pytest.mark.parametrize(("free", "kept"), [(30, {"reference", "compile"}), (10, {"reference"}), (3, set())])
-def test_where_memory_is_scarce_the_references_processes_alone_stay(monkeypatch, free, kept):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free << 30, 100 << 30))
+def test_where_memory_is_scarce_the_references_processes_alone_stay(simulated_gpu, free, kept):
+    simulated_gpu.free_gib, simulated_gpu.total_gib = free, 100
     assert {kind for kind in ("reference", "compile") if has_room_for(kind, torch.device("cuda"))} == kept
 
 
@@ -195,13 +193,12 @@ def test_whether_one_is_kept_is_asked_of_its_kind(judge):
     assert waiting(judge) == []
 
 
-def test_closing_ends_them_and_removes_their_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_closing_ends_them_and_removes_their_directory(temporary):
     with Judge("cpu", Settings.quick(threads=1, timed=False)) as made:
         made.workers = Workers(made.fork_server, keep=3)
         made.evaluate(RELU, candidate(RELU))
-        assert len(list(tmp_path.glob("kernelwright-judge-*/*"))) > 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == LOCKS
+        assert len(list(temporary.glob("kernelwright-judge-*/*"))) > 0
+    assert sorted(path.name for path in temporary.iterdir()) == LOCKS
 
 
 def open_arenas() -> int:

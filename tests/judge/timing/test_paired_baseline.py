@@ -72,7 +72,7 @@ def test_a_paired_baseline_that_fails_is_noted_and_decides_nothing(shared_judge:
 
 
 def test_where_memory_did_not_suffice_beside_others_there_is_no_paired_baseline(shared_judge: Judge, monkeypatch):
-    monkeypatch.setattr(shared_judge._memory, "alone", True)
+    monkeypatch.setattr(shared_judge.memory, "alone", True)
     once = TRIPLES.model_copy(update={"processes_min": 1, "processes_max": 1})
     found = shared_judge.evaluate(RELU, candidate(), settings=once, paired_baseline=SAME)
     assert (found.accepted, found.paired_baseline) == (True, None)

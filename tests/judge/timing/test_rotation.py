@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -205,36 +204,39 @@ def test_one_that_does_not_move_the_state_of_the_reference_is_wrong(judge: Judge
 # --- memory that does not suffice -----------------------------------------------------------------
 
 
-def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(judge, monkeypatch):
-    def crowded(attempt, ran_out, alone):
-        assert alone is False
-        raise CrowdedError("too little")
-
-    monkeypatch.setattr(judge, "with_memory", crowded)
-    with pytest.raises(CrowdedError):
-        rotate(judge, RELU, [candidate(), candidate()], alone=False)
-
-
 FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
 TIMED = Rotated(
     score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(miss_probability=0.05))
 )
 
 
-def _rotate_as_on_a_gpu(judge, monkeypatch, measure):
-    """Have baselines be measured by this function, as if on a GPU; returns whether each try had the memory alone."""
-    ways = []
-    monkeypatch.setattr(rotation, "measure", measure)
-    monkeypatch.setattr(judge, "trial", lambda *given: SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0)))
-    monkeypatch.setattr(judge, "_memory", lambda alone=False: ways.append(alone) or contextlib.nullcontext())
-    monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    return ways
+@pytest.fixture
+def rotate_by(gpu_judge, monkeypatch):
+    """A rotation of RELU's baselines on a simulated GPU, where a given function measures them, without a trial."""
+
+    def rotate_by(measure, *baselines, **options):
+        monkeypatch.setattr(rotation, "measure", measure)
+        monkeypatch.setattr(
+            gpu_judge, "trial", lambda *given: SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0))
+        )
+        return rotate(gpu_judge, RELU, baselines, **options)
+
+    return rotate_by
+
+
+def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(gpu_judge, rotate_by):
+    with pytest.raises(CrowdedError):
+        rotate_by(
+            lambda trial, baselines, flush: dict.fromkeys([one.sha256 for one in baselines], FULL),
+            candidate(),
+            candidate(),
+            alone=False,
+        )
+    assert gpu_judge.memory.ways == [False]
 
 
 @pytest.mark.parametrize("what", ["reference", "baseline"])
-def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypatch, what):
+def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(gpu_judge, rotate_by, what):
     made = []
 
     def measure(trial, baselines, flush):
@@ -243,30 +245,26 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(judge, monkeypa
             raise DeviceError("no memory")
         return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
 
-    ways = _rotate_as_on_a_gpu(judge, monkeypatch, measure)
-    (found,) = rotate(judge, RELU, [candidate()])
+    (found,) = rotate_by(measure, candidate())
     assert found.speedup == 1.0
-    assert ways == [False, True]
+    assert gpu_judge.memory.ways == [False, True]
 
 
 @pytest.mark.parametrize("how", ["error", "verdict"])
 @pytest.mark.parametrize("fitting", [5, 2, 1, 0])
-def test_baselines_that_do_not_fit_together_are_measured_by_halves(judge, monkeypatch, fitting, how):
+def test_baselines_that_do_not_fit_together_are_measured_by_halves(rotate_by, simulated_gpu, fitting, how):
     def measure(trial, baselines, flush):
         if len(baselines) > fitting and how == "error":
             raise DeviceError("no memory")
         return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
 
-    _rotate_as_on_a_gpu(judge, monkeypatch, measure)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 5 << 30)
+    simulated_gpu.reserved_gib, simulated_gpu.allocated_gib = 5, 3
     baselines = [candidate(top=f"# {number}") for number in range(5)]
     if not fitting and how == "error":
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 << 30)
         with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
-            rotate(judge, RELU, baselines)
+            rotate_by(measure, *baselines)
         return
-    found = rotate(judge, RELU, baselines)
+    found = rotate_by(measure, *baselines)
     assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
     assert all(one.accepted is (fitting > 0) for one in found)
     assert max(one.checks["rotation"] for one in found) == max(fitting, 1)

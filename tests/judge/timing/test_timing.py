@@ -809,16 +809,15 @@ def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
 
 
 @pytest.mark.parametrize(("l2_mib", "size_mib"), [(50, 100), (4, 64)])
-def test_a_flush_of_a_gpu_writes_twice_its_cache_and_waits(monkeypatch, l2_mib, size_mib):
-    gpu, done = torch.device("cuda", 1), []
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=l2_mib << 20))
+def test_a_flush_of_a_gpu_writes_twice_its_cache_and_waits(simulated_gpu, monkeypatch, l2_mib, size_mib):
+    gpu, done = torch.device("cuda", 1), simulated_gpu.asked
+    simulated_gpu.l2_bytes = l2_mib << 20
     monkeypatch.setattr(torch, "empty", lambda size, dtype, device: done.append((size, device)) or buffer)
     buffer = SimpleNamespace(fill_=done.append)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(("waited", device)))
     flush = CacheFlush(gpu)
     flush()
     flush()
-    assert done == [(size_mib << 20, gpu), 1, ("waited", gpu), 2, ("waited", gpu)]
+    assert done == [(size_mib << 20, gpu), 1, "synchronize", 2, "synchronize"]
 
 
 # --- the state of the device ----------------------------------------------------------------------

@@ -218,23 +218,19 @@ def test_device_memory_is_allocated_in_whole_pages(runtime, size_bytes, pages):
     assert runtime.size == pages * (2 << 20)
 
 
-def test_a_full_gpu_is_a_device_error_that_nobody_else_finds(runtime, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 80 << 30))
+def test_a_full_gpu_is_a_device_error_that_nobody_else_finds(runtime, simulated_gpu):
+    simulated_gpu.free_gib, simulated_gpu.total_gib = 1.5, 80
     runtime.status = 2
     with pytest.raises(DeviceError, match=r"arena of 6\.50 GiB; CUDA's error is 2, with 1\.50 of 80\.00 GiB free"):
         SharedArena(torch.device("cuda", 0), 13 << 29)
     assert runtime.last_error == 0
 
 
-def test_what_torch_keeps_for_itself_is_given_back_to_make_room(runtime, monkeypatch):
-    emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(list(runtime.statuses)))
-    runtime.statuses = [2, 0]
-    SharedArena(torch.device("cuda", 0), 4096).close()
-    assert emptied == [[0]]  # after the first try, before the second
-    runtime.statuses = [0]
-    SharedArena(torch.device("cuda", 0), 4096).close()
-    assert len(emptied) == 1
+def test_what_torch_keeps_for_itself_is_given_back_to_make_room(runtime, simulated_gpu):
+    for statuses in ([2, 0], [0]):  # a try that fails and one that does not, and one that does not
+        runtime.statuses = statuses
+        SharedArena(torch.device("cuda", 0), 4096).close()
+        assert simulated_gpu.asked == ["empty_cache"]
 
 
 def test_a_missing_cuda_runtime_is_a_device_error(monkeypatch):

@@ -299,17 +299,15 @@ def test_a_held_output_can_be_seen_again_and_released(bench):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_worker_that_rests_gives_back_its_latest_output_and_can_be_called_again(bench, monkeypatch, device):
-    emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(bench.harness.latest))
+def test_a_worker_that_rests_gives_back_its_latest_output_and_can_be_called_again(bench, simulated_gpu, device):
     bench.harness.linger_calls = 0  # as on a GPU
     bench.ready().call()
     latest = weakref.ref(bench.harness.latest[0][0])
-    monkeypatch.setattr(bench.harness, "device", torch.device(device))
+    bench.harness.device = torch.device(device)
     assert bench.harness.op_release_idle({}) == {}
     assert latest() is None
-    assert emptied == ([([], [])] if device == "cuda" else [])
-    monkeypatch.setattr(bench.harness, "device", torch.device("cpu"))
+    assert simulated_gpu.asked == (["empty_cache"] if device == "cuda" else [])
+    bench.harness.device = torch.device("cpu")
     assert bench.call()["outputs"]
 
 
