@@ -20,6 +20,7 @@ from kernelwright.records import Candidate, Evaluation, Task, Verdict
 from kernelwright.records.compiling import Compiles
 from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
+from tests.execution import answering
 from tests.execution.test_screening import RIGHT, TASK, WRONG
 from tests.judge.snippets import RELU, candidate
 
@@ -424,6 +425,14 @@ def test_a_task_that_has_to_be_alone_says_that_it_wants_a_device():
 
 
 # --- the real thing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+def test_a_process_outlives_the_work_that_it_was_started_for(ready):
+    """Linux kills a process that dies with its parent as soon as the thread that started it ends."""
+    with LocalExecutor(["cpu"], SETTINGS, judges=1, ready=ready, start=answering.started) as executor:
+        pids = [next(run_all(executor, [judge(number)])).outcome for number in range(3)]
+    assert len({*pids}) == 1
 
 
 class UnsentPolicy(BuiltinPolicy):

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
@@ -157,10 +158,11 @@ class LocalExecutor:
         self._levels: dict[str, Exclusivity] = {}
         """Levels of tasks that did not fit beside many others, by the task's hash."""
         self._closing = self._killing = False
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="kernelwright-start")
+        """The thread that starts all processes. Linux kills them when it ends (`sandbox.die_with_parent`), so that it must
+        outlive the work that they are started for."""
         for slot in [slot for slot in self._scheduler.slots if slot.group == "judges"][:ready]:
-            thread = threading.Thread(target=self._start_ready, args=(slot,))
-            thread.start()
-            thread.join()
+            self._start(slot, ready=True)
 
     # --- the interface --------------------------------------------------------------------------------------------
 
@@ -247,6 +249,7 @@ class LocalExecutor:
             if at_once:
                 process.stop()
             process.end()
+        self._starter.shutdown()
         self._drop_prepared()
         while self._servers:
             self._servers.popitem()[1].close()
@@ -324,20 +327,19 @@ class LocalExecutor:
     def _start(self, slot: Slot, *, ready: bool = False) -> ChildProcess:
         """The process of a slot, started where it has none."""
         if (process := self._processes.get(slot)) is None:
-            settings = self._settings.model_dump_json()
-            if slot.group == "rounds":
-                process = self._start_process(screen_main, slot.device, settings)
-            else:
-                process = self._start_process(judge_main, slot.device, settings, ready)
+            process = self._starter.submit(self._started, slot, ready).result()
             with self._changed:
                 self._processes[slot] = process
                 self._scheduler.warm(slot)
         return process
 
-    def _start_ready(self, slot: Slot) -> None:
-        """Start a judge before there is work for it. Runs in a thread of its own."""
+    def _started(self, slot: Slot, ready: bool) -> ChildProcess:
+        """A new process for a slot, on the cores of its device. Runs in the thread that starts processes."""
         self._stay_on_cores(slot.device)
-        self._start(slot, ready=True)
+        settings = self._settings.model_dump_json()
+        if slot.group == "rounds":
+            return self._start_process(screen_main, slot.device, settings)
+        return self._start_process(judge_main, slot.device, settings, ready)
 
     def _end_process(self, slot: Slot) -> int | None:
         """End what is left of a slot's process; returns its exit status."""
