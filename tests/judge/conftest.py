@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from kernelwright.judge import Judge, Settings
+from kernelwright.judge.check.trial import Trial
+from kernelwright.judge.isolation import side
 from tests.conftest import SECRET
 from tests.judge.simulated_gpu import SimulatedGpu, SimulatedMemory
 
@@ -53,3 +55,21 @@ def gpu_judge(judge: Judge, simulated_gpu: SimulatedGpu, monkeypatch: pytest.Mon
     monkeypatch.setattr(judge, "device", torch.device("cuda:0"))
     monkeypatch.setattr(judge, "memory", SimulatedMemory())
     return judge
+
+
+@pytest.fixture
+def set_large_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the bytes of tensors from which a task is taken for a large one."""
+    return lambda size: monkeypatch.setattr(side, "LARGE_BYTES", size)
+
+
+@pytest.fixture
+def few_for_a_series(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Takes tasks from now on for too large for a series."""
+    return lambda: monkeypatch.setattr(side, "SERIES_BYTES_MAX", 1)
+
+
+@pytest.fixture
+def cudnn_in_tf32(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets convolutions of the reference use TF32 from now on, as on a GPU."""
+    return lambda: monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)

@@ -22,7 +22,6 @@ from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.findings import CheckFindings, Demands, Failed
 from kernelwright.judge.check.oracle import Oracle
 from kernelwright.judge.check.trial import Trial
-from kernelwright.judge.isolation import side as stage_module
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.tasks import bring_to_life
@@ -66,8 +65,8 @@ def test_an_honest_candidate_is_accepted_and_timed(judge):
 
 
 @pytest.mark.exhaustive
-def test_what_is_too_large_for_a_series_is_timed_as_well(judge, monkeypatch):
-    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+def test_what_is_too_large_for_a_series_is_timed_as_well(judge, few_for_a_series):
+    few_for_a_series()
     settings = TIME.model_copy(update={"audit_limit_us": 1e6})  # a series of one is noisy, large calls are long
     found = judge.evaluate(RELU, candidate(), settings=settings)
     assert found.accepted, why(found)
@@ -353,7 +352,7 @@ def test_what_a_candidate_writes_to_the_channel_is_no_answer(judge, data, detail
 def test_a_latency_that_is_no_time_is_a_violation(judge, latency):
     source = candidate(
         top="import gc\nfrom kernelwright.judge.worker import harness\n"
-        f"harness._HostClock.elapsed_us = lambda self: {latency}"
+        f"harness.HostClock.elapsed_us = lambda self: {latency}"
     )
     found = judge.evaluate(RELU, source)
     assert found.reason is Reason.PROTOCOL_VIOLATION, why(found)
@@ -449,10 +448,10 @@ def convolved(forward: str) -> Candidate:
 
 
 @pytest.mark.exhaustive
-def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypatch):
+def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, cudnn_in_tf32):
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
-    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    cudnn_in_tf32()
     found = judge.evaluate(CONVOLVED, convolved(f"return {IN_TF32}"))
     assert found.accepted, why(found)
     assert Label.TF32 in found.labels
@@ -460,7 +459,7 @@ def test_statistics_are_as_exact_as_the_convolutions_before_them(judge, monkeypa
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("bits", "reason"), [(23, None), (10, None), (7, Reason.PRECISION_DOWNGRADE)])
-def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(judge, monkeypatch, bits, reason):
+def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(judge, cudnn_in_tf32, bits, reason):
     head = "from kernelwright.judge.check.compare import round_mantissa\n"
     rounding = "lambda t: t if t.dtype is torch.float64 else round_mantissa(t, BITS)"  # the truth stays exact
     forward = f"r = {rounding}; return r(torch.relu(r(inputs[0]) @ r(self.first))) @ r(self.second)"
@@ -468,7 +467,7 @@ def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(ju
     made = task(forward.replace("BITS", "10"), "[torch.randn(64, 32)]", lines)
     made = Task(id=made.id, source=head + made.source)
     text = made.source.replace("Model(", "ModelNew(").replace("(t, 10)", f"(t, {bits})")
-    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    cudnn_in_tf32()
     settings = judge.settings.model_copy(update={"tf32_products": True})
     found = judge.evaluate(made, Candidate(source=text), settings=settings)
     assert found.reason is reason, why(found)
@@ -476,7 +475,7 @@ def test_beside_a_reference_whose_products_are_in_tf32_bfloat16_is_too_little(ju
 
 
 @pytest.mark.exhaustive
-def test_statistics_are_as_exact_as_the_products_before_them(judge, monkeypatch):
+def test_statistics_are_as_exact_as_the_products_before_them(judge, cudnn_in_tf32):
     forward = "self.norm(inputs[0] @ self.weight)"
     made = task(
         f"return {forward}",
@@ -486,7 +485,7 @@ def test_statistics_are_as_exact_as_the_products_before_them(judge, monkeypatch)
     rounded = "self.norm(rounded(inputs[0], 10) @ rounded(self.weight, 10))"
     text = made.source.replace("Model(", "ModelNew(").replace(forward, rounded)
     in_tf32 = Candidate(source=f"from kernelwright.judge.check.compare import round_mantissa as rounded\n{text}")
-    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+    cudnn_in_tf32()
     found = judge.evaluate(made, in_tf32)
     assert found.reason is Reason.PRECISION_DOWNGRADE, why(found)
     found = judge.evaluate(made, in_tf32, settings=judge.settings.model_copy(update={"tf32_products": True}))
@@ -508,8 +507,8 @@ def test_statistics_are_as_exact_as_the_products_before_them(judge, monkeypatch)
     ),
     ids=["all", "one", "none", "biased"],
 )
-def test_that_excuses_no_wrong_statistics(judge, monkeypatch, forward):
-    monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+def test_that_excuses_no_wrong_statistics(judge, cudnn_in_tf32, forward):
+    cudnn_in_tf32()
     found = judge.evaluate(CONVOLVED, convolved(forward))
     assert found.reason is Reason.BUFFER_MISMATCH, why(found)
 

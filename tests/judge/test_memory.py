@@ -151,8 +151,8 @@ def test_inputs_that_a_seed_does_not_decide_are_kept(drawn):
     assert again()[0] is first
 
 
-def test_inputs_of_a_small_task_are_kept(monkeypatch):
-    monkeypatch.setattr(side, "LARGE_BYTES", 1 << 30)
+def test_inputs_of_a_small_task_are_kept(set_large_bytes):
+    set_large_bytes(1 << 30)
     (first,), again = facts_of().drawing()
     assert again()[0] is first
 
@@ -160,9 +160,9 @@ def test_inputs_of_a_small_task_are_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("alone", "large"), [(True, False), (False, True), pytest.param(False, False, marks=pytest.mark.exhaustive)]
 )
-def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(monkeypatch, alone, large):
+def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(set_large_bytes, monkeypatch, alone, large):
     started, ended = [], []
-    monkeypatch.setattr(side, "LARGE_BYTES", 1 if large else 1 << 30)
+    set_large_bytes(1 if large else 1 << 30)
 
     def timed(self, trial, check, checked, time=Judge._time):
         ended.append([worker.ended for worker in started])

@@ -109,9 +109,9 @@ def test_a_ratio_to_a_rival_is_of_charged_calls_and_lowered_as_the_speedup_is():
 
 def test_the_claims_interval_over_a_rival_is_lowered_by_the_factors_of_the_speedup():
     claimed, final = Interval(2.0, 1.9, 2.1), Interval(1.5, 1.2, 1.6)
-    found = scoring._lowered_alike(Interval(1.2, 1.1, 1.3), claimed, final)
+    found = scoring.lowered_alike(Interval(1.2, 1.1, 1.3), claimed, final)
     assert (found.estimate, found.low, found.high) == pytest.approx((1.2 * 0.75, 1.1 * 1.2 / 1.9, 1.3 * 1.6 / 2.1))
-    kept = scoring._lowered_alike(Interval(1.2, 1.1, 1.3), claimed, Interval(1.0, 1.0, 3.0))
+    kept = scoring.lowered_alike(Interval(1.2, 1.1, 1.3), claimed, Interval(1.0, 1.0, 3.0))
     assert (kept.estimate, kept.low, kept.high) == pytest.approx((0.6, 1.1 / 1.9, 1.3))
 
 

@@ -128,7 +128,7 @@ def test_gpus_come_from_the_driver_and_are_none_without_one(monkeypatch):
         stdout = "NVIDIA H200, 570.1, 143771 MiB, 1980 MHz, 700.00 W\n\n"
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "_commit", lambda: "c")
+    monkeypatch.setattr(module, "commit", lambda: "c")
     monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: Answer)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     assert capture_environment("cuda:0")["cuda_device_max_connections"] == "1"
@@ -144,15 +144,15 @@ def test_gpus_come_from_the_driver_and_are_none_without_one(monkeypatch):
 
 def test_the_processor_is_named_from_the_kernel_or_by_python(monkeypatch):
     monkeypatch.setattr(module.Path, "read_text", lambda self: "vendor: x\nmodel name\t: Fast 9000\n")
-    assert module._processor() == "Fast 9000"
+    assert module.processor() == "Fast 9000"
     monkeypatch.setattr(module.Path, "read_text", lambda self: "nothing")
-    assert module._processor() == platform.processor()
+    assert module.processor() == platform.processor()
 
     def unreadable(self):
         raise OSError
 
     monkeypatch.setattr(module.Path, "read_text", unreadable)
-    assert module._processor() == platform.processor()
+    assert module.processor() == platform.processor()
 
 
 @pytest.fixture
@@ -169,16 +169,16 @@ def checkout(tmp_path, monkeypatch):
 
 def test_the_commit_says_when_the_tree_differs(checkout):
     root, git = checkout
-    assert module._commit() is None
+    assert module.commit() is None
     (root / "file").write_text("a")
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
-    clean = module._commit()
+    clean = module.commit()
     assert len(clean) == 40
     (root / "untracked").touch()
-    assert module._commit() == clean
+    assert module.commit() == clean
     (root / "file").write_text("b")
-    assert module._commit() == clean + "+dirty"
+    assert module.commit() == clean + "+dirty"
 
 
 def test_asking_for_the_commit_writes_nothing_into_the_checkout(checkout):
@@ -188,7 +188,7 @@ def test_asking_for_the_commit_writes_nothing_into_the_checkout(checkout):
     subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
     os.utime(root / "file", (1, 1))
     before = (root / ".git" / "index").read_bytes()
-    assert len(module._commit()) == 40
+    assert len(module.commit()) == 40
     assert (root / ".git" / "index").read_bytes() == before, "git would note what it saw, under a lock"
 
 
@@ -197,18 +197,18 @@ def test_without_git_there_is_no_commit(checkout, monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(module.subprocess, "run", missing)
-    assert module._commit() is None
+    assert module.commit() is None
 
 
 def test_outside_a_checkout_the_builder_may_name_the_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "__file__", str(tmp_path / "a" / "b" / "c" / "run_directory.py"))
     monkeypatch.setenv("KERNELWRIGHT_COMMIT", "abc")
-    assert module._commit() == "abc"
+    assert module.commit() == "abc"
     (tmp_path / ".git").mkdir()  # of whoever copied the files
-    assert module._commit() == "abc"
+    assert module.commit() == "abc"
     (tmp_path / ".git").rmdir()
     monkeypatch.delenv("KERNELWRIGHT_COMMIT")
-    assert module._commit() is None
+    assert module.commit() is None
     assert Path(module.__file__).parent.exists() is False
 
 

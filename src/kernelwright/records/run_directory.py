@@ -263,10 +263,10 @@ def capture_environment(device: str) -> dict[str, Any]:
     environment: dict[str, Any] = {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "packages": packages,
-        "commit": _commit(),
+        "commit": commit(),
         "device": device,
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
@@ -293,7 +293,8 @@ def _gpus() -> list[dict[str, str]]:
     return [dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Name of this machine's processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -303,7 +304,7 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of this checkout, with `+dirty` when the tree differs from it; None outside a checkout.
 
     A copy of the files, which cannot know, is told by KERNELWRIGHT_COMMIT.

@@ -109,7 +109,7 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
         speedup = confirmed(speedup, ratio_interval(alone, miss_probability=scoring.miss_probability), hidden_share)
     if all(block.paired_baseline_us for block in charged):
         vs_paired_baseline = ratio_interval(log_ratios(charged, paired=True), miss_probability=scoring.miss_probability)
-        vs_paired_baseline = _lowered_alike(vs_paired_baseline, claimed, speedup)
+        vs_paired_baseline = lowered_alike(vs_paired_baseline, claimed, speedup)
     return Score(
         speedup=speedup,
         noise_floor=floor,
@@ -196,7 +196,7 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
     return Interval(estimate, min(low, estimate), max(high, estimate))
 
 
-def _lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
+def lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
     """A candidate's ratio to its paired baseline, lowered as the outer clock lowered its claim over eager."""
     estimate = ratio.estimate * final.estimate / claimed.estimate
     low, high = ratio.low * final.low / claimed.low, ratio.high * min(1.0, final.high / claimed.high)

@@ -25,7 +25,6 @@ from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionE
 from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import buffer_has_kept_up
-from kernelwright.judge.isolation import side
 from kernelwright.judge.isolation.side import CallOutput, Described, Output
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Candidate, Label, Reason
@@ -100,8 +99,8 @@ def posed(one, inputs=OWN):
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_the_reference_gives_memory_back_after_each_call_of_a_large_task(monkeypatch, large):
-    monkeypatch.setattr(side, "LARGE_BYTES", 0 if large else 1 << 30)
+def test_the_reference_gives_memory_back_after_each_call_of_a_large_task(set_large_bytes, large):
+    set_large_bytes(0 if large else 1 << 30)
     one = checker(task("return inputs[0] + 1", "[torch.rand(4)]"))
     judged(one)
     assert [one.reference.rested, one.candidate.rested] == [large, 0], "a candidate would see that it is checked"

@@ -107,8 +107,8 @@ def test_outputs_are_a_copy_unless_nobody_reads_them_after_the_next_call(tmp_pat
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_what_lay_in_the_slots_of_a_large_task_is_let_go_of(tmp_path, monkeypatch, large):
-    monkeypatch.setattr(stage_module, "LARGE_BYTES", 0 if large else 1 << 30)
+def test_what_lay_in_the_slots_of_a_large_task_is_let_go_of(tmp_path, set_large_bytes, large):
+    set_large_bytes(0 if large else 1 << 30)
     one = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER] * 2})
     one.call(one.place(INPUTS, 0))
     assert bool(one.placed) is not large
@@ -175,9 +175,9 @@ def test_the_latency_of_the_latest_timed_call_is_remembered_and_of_no_other(tmp_
     assert one.latency_us == 30.0
 
 
-def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path, monkeypatch):
+def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path, few_for_a_series):
     small = side(tmp_path, lambda op: ANSWER)
-    monkeypatch.setattr(stage_module, "SERIES_BYTES_MAX", 1)
+    few_for_a_series()
     large = side(tmp_path, lambda op: ANSWER | {"answers": [ANSWER]})
     sizes = [{name: arena.size_bytes for name, arena in one.worker.arenas.items()} for one in (small, large)]
     assert sizes[0]["outputs"] == sizes[1]["outputs"] * stage_module.SERIES_CALLS_MAX

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
@@ -127,7 +126,7 @@ def test_a_side_that_does_not_start_closes_the_others(error):
     assert closed == ["reference", "reference"]
 
 
-def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatch):
+def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     started, closed, used = [], [], []
 
     def side(name):
@@ -143,7 +142,6 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         facts=FakeTrial(),
         settings=Settings.quick(),
     )
-    timed = PairedTiming(trial, UNCHECKED, None)
 
     class Run:
         def __init__(self, trial, check, sides, flush):
@@ -155,7 +153,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open(monkeypatc
         def verify_process(self, against_truth):
             assert closed[-1:] == ["fresh"], "the second reference has ended: a truth takes memory"
 
-    monkeypatch.setattr(timing, "ProcessTriple", Run)
+    timed = PairedTiming(trial, UNCHECKED, None, triple_kind=Run)
     given = {"reference": side("reference"), "candidate": side("candidate")}
     assert timed.triple(0, given, against_truth=False) == "found"
     assert (started, closed) == (["reference"], ["fresh"])
@@ -214,16 +212,14 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
                 entered[-1] += 1
                 Run.done += 1
 
-        monkeypatch.setattr(timing, "ProcessTriple", Run)
-        given = dict.fromkeys(SIDES, SimpleNamespace(close=lambda: None))
+        given = dict.fromkeys(SIDES[:2], SimpleNamespace(close=lambda: None))
         findings, settings = CheckFindings(Demands()), Settings.quick()
         trial = SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=findings, settings=settings)
-        PairedTiming(trial, UNCHECKED, None).triple(0, given, against_truth=False)
+        trial.start, trial.facts = lambda role: SimpleNamespace(close=lambda: None), FakeTrial()
+        PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(0, given, against_truth=False)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
-    monkeypatch.setattr(timing, "on_core", lambda core, workers: contextlib.nullcontext())
-    monkeypatch.setattr(timing, "start_sides", lambda trial, names: {})
     assert blocks_for_each_entry(timing.ALONE_S / 3.5, 10) == [4, 4, 2]
     assert blocks_for_each_entry(timing.ALONE_S * 3, 3) == [1, 1, 1]
 
@@ -374,12 +370,11 @@ class WarmedSide(OddSide):
 )
 def test_where_a_call_on_a_gpu_is_brief_every_side_repeats_its_latest(device, latency_us, seen_us, repeats):
     trial, story = FakeTrial(torch.device(device)), []
-    trial.draw, trial.call_seed = lambda: [torch.ones(4)], lambda: None
+    trial.draw, trial.call_seed, trial.check_form = lambda: [torch.ones(4)], lambda: None, lambda *given: None
     # How long the candidate says that it takes decides nothing, and how long the judge waits for it does.
     sides = {name: WarmedSide(story, name, 1.0 if name == "candidate" else latency_us) for name in SIDES}
     sides["candidate"].seen_us = seen_us
     run = ProcessTriple(trial, trial.check, sides, lambda: 0.0)
-    run._compare = lambda *answers, **how: None
     names = list(SIDES)
     run.round(names, hold=False, keep=False)
     assert story == [(name, 0) for name in names], "how long a call takes is not known yet"
@@ -509,9 +504,9 @@ def test_a_device_that_is_busy_after_the_call_rejects():
 
 
 def test_outputs_of_timed_calls_must_be_near():
-    run = run_of()
-    wanted = SimpleNamespace(outputs=[torch.ones(4)])
-    inputs, allowed = [torch.zeros(4)], run._check.timed_tolerance
+    trial = FakeTrial()
+    run, wanted = run_of(trial), SimpleNamespace(outputs=[torch.ones(4)])
+    inputs, allowed = [torch.zeros(4)], trial.check.timed_tolerance
     run.expect_near(SimpleNamespace(outputs=[torch.ones(4)]), wanted, "an output", allowed, inputs)
     with pytest.raises(RejectionError, match="an output") as caught:
         run.expect_near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
@@ -519,7 +514,7 @@ def test_outputs_of_timed_calls_must_be_near():
     with pytest.raises(RejectionError):
         run.expect_near(SimpleNamespace(outputs=[torch.full((4,), math.nan)]), wanted, "an output", allowed, inputs)
     asked = []
-    run._check.bounds = SimpleNamespace(settles=lambda *given: asked.append(given) or True)
+    trial.check.bounds = SimpleNamespace(settles=lambda *given: asked.append(given) or True)
     run.expect_near(SimpleNamespace(outputs=[torch.full((4,), 1.1)]), wanted, "an output", allowed, inputs)
     assert [given[:2] for given in asked] == [(inputs, wanted.outputs)], "the truth of these very inputs has the last word"
 
@@ -529,22 +524,57 @@ def test_the_first_timed_output_must_still_be_there():
     run.held_call = list, [torch.ones(3)], []
     run.verify_held()
     assert all(side.held is None for side in run.sides.values()), "its memory is wanted"
-    run = run_of(held=[torch.ones(3)])
+    trial = FakeTrial()
+    run = run_of(trial, held=[torch.ones(3)])
     run.held_call = list, [torch.zeros(3)], []
     with pytest.raises(RejectionError) as caught:
         run.verify_held()
     assert caught.value.reason is Reason.OUTPUT_OVERWRITTEN
-    run._trial.findings.labels.add(Label.CUDA_GRAPH)
+    trial.findings.labels.add(Label.CUDA_GRAPH)
     run.verify_held()
-    assert Label.ALIASED_OUTPUT in run._trial.findings.labels
+    assert Label.ALIASED_OUTPUT in trial.findings.labels
 
 
 def test_a_view_of_an_input_is_not_expected_to_last():
-    run = run_of(held=[torch.ones(3)])
+    trial = FakeTrial()
+    trial.check.output_follows_input = True
+    run = run_of(trial, held=[torch.ones(3)])
     run.held_call = list, [torch.zeros(3)], []
-    run._check.output_follows_input = True
     run.verify_held()
-    assert run._trial.findings.labels == set()
+    assert trial.findings.labels == set()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "settled", "far"),
+    [
+        (1.0, 1.0, False, False),
+        (1.0, 2.0, False, True),
+        (1.0, 2.0, True, False),
+        (math.nan, 2.0, False, False),
+    ],
+    ids=["near", "far", "right by its truth", "outside the domain"],
+)
+def test_after_timing_an_output_is_far_unless_its_truth_or_its_domain_explains_it(wanted, found, settled, far):
+    def side(value):
+        answer = SimpleNamespace(outputs=[torch.full((4,), value)])
+        return SimpleNamespace(
+            load_state=lambda state: None,
+            step=lambda state, names: None,
+            read_state=dict,
+            place=lambda inputs, slot: inputs,
+            call=lambda placed, seed: answer,
+        )
+
+    trial = FakeTrial()
+    trial.reloads_state, trial.oracle.parameter_names = True, ["weight"]
+    trial.new_weights, trial.two_parts = dict, lambda: [{"weight"}]
+    trial.draw, trial.call_seed, trial.check_process = list, lambda: 1, lambda side: None
+    trial.check.bounds = SimpleNamespace(settles=lambda *given: settled)
+    sides = {"reference": side(wanted), "candidate": side(found)}
+    expected = pytest.raises(RejectionError, match="other weights loaded") if far else contextlib.nullcontext()
+    with expected:
+        ProcessTriple(trial, trial.check, sides, None).verify_process(against_truth=False)
+    assert trial.findings.labels == set()
 
 
 def test_ratios_are_paired_by_input_and_grouped_by_process():
@@ -782,30 +812,27 @@ def test_only_what_every_disturbed_call_shows_is_certain():
 # --- the cache ------------------------------------------------------------------------------------
 
 
-def test_a_flush_writes_something_else_each_time(monkeypatch):
-    monkeypatch.setattr(clocks, "last_level_cache_bytes", lambda: 1 << 10)
+def test_a_flush_writes_something_else_each_time():
     flush = CacheFlush(CPU)
     values = []
     for _ in range(3):
         assert flush() >= 0
-        values.append(int(flush._host[0]))
-    assert flush._host.size == 2 << 10
+        values.append(int(flush.host[0]))
+    assert flush.host.size == 2 * clocks.last_level_cache_bytes()
     assert len(set(values)) == 3
-    assert set(flush._host) == {values[-1]}
+    assert {*flush.host.tolist()} == {values[-1]}
 
 
 @pytest.mark.parametrize(
     ("texts", "size"),
     [([], 32 << 20), (["48K", "2048K", "33M"], 33 << 20), (["1024"], 1024), (["9999M"], 64 << 20)],
 )
-def test_the_largest_cache_counts(monkeypatch, tmp_path, texts, size):
+def test_the_largest_cache_counts(tmp_path, texts, size):
     for number, text in enumerate(texts):
         place = tmp_path / f"index{number}"
         place.mkdir()
         (place / "size").write_text(text + "\n")
-    real = Path
-    monkeypatch.setattr(clocks, "Path", lambda path: real(tmp_path))
-    assert last_level_cache_bytes() == size
+    assert last_level_cache_bytes(tmp_path) == size
 
 
 @pytest.mark.parametrize(("l2_mib", "size_mib"), [(50, 100), (4, 64)])

@@ -89,7 +89,7 @@ def test_text_that_no_file_can_hold_does_not_spoil_the_record(judge, proposed):
 
 
 LIES = {
-    "in every call": "harness._HostClock.elapsed_us = lambda self: 0.001",
+    "in every call": "harness.HostClock.elapsed_us = lambda self: 0.001",
     "in single calls": (
         "call = harness.Harness.op_call\n"
         "harness.Harness.op_call = lambda self, message: {**call(self, message), 'inner_us': 0.01}"

@@ -495,7 +495,7 @@ def test_the_trace_names_operators_that_compute(bench):
 
 
 def test_the_host_clock_measures_what_lies_between():
-    clock = worker._HostClock()
+    clock = worker.HostClock()
     clock.start()
     clock.stop()
     clock.settle()
@@ -523,7 +523,7 @@ def device_clock(monkeypatch, refuse=()):
     runtime = FakeRuntime(refuse)
     monkeypatch.setattr(clocks.ctypes, "CDLL", lambda name: runtime)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    return worker._DeviceClock(), runtime
+    return worker.DeviceClock(), runtime
 
 
 def test_the_device_clock_brackets_a_call_and_waits_for_the_whole_device(monkeypatch):
@@ -583,21 +583,19 @@ class VirtualDevice:
 
 
 @pytest.mark.parametrize(("host_us", "device_us"), [(8.0, 32.0), (38.0, 2.0), (20.0, 0.0)])
-def test_time_outside_the_clock_does_not_hang_on_where_a_call_is_long(bench, monkeypatch, host_us, device_us):
+def test_time_outside_the_clock_does_not_hang_on_where_a_call_is_long(bench, host_us, device_us):
     harness, device = bench.ready().harness, VirtualDevice()
-    deliver = harness._deliver
+    deliver = harness.deliver
 
     def take_15_us(*arguments):
         device.now_us += 15.0
         return deliver(*arguments)
 
-    monkeypatch.setattr(harness, "_deliver", take_15_us)
-    monkeypatch.setattr(harness, "clock", device)
-    monkeypatch.setattr(harness, "model", device.model(host_us, device_us))
+    harness.deliver, harness.clock, harness.model = take_15_us, device, device.model(host_us, device_us)
     outer_us = []
     for _ in range(3):
         begun_us = device.now_us
-        harness._call(0, None, [])
+        harness.call(0, None, [])
         outer_us.append(device.now_us - begun_us - device.elapsed_us())
     assert device.elapsed_us() == host_us + device_us
     assert outer_us == [15.0, 15.0, 15.0]
@@ -610,8 +608,9 @@ def gpu(monkeypatch):
     for name in ("set_device", "init", "empty_cache", "set_per_process_memory_fraction"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments, name=name: asked.append((name, *arguments)))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=8 << 30))
-    monkeypatch.setattr(worker, "_DeviceClock", worker._HostClock)
+    monkeypatch.setattr(worker, "DeviceClock", worker.HostClock)
     monkeypatch.setattr(worker, "open_arena", lambda description, files, device: torch.empty(16, dtype=torch.uint8))
+    monkeypatch.setattr(worker, "close_arena", lambda memory: asked.append(("closed",)))
     return asked
 
 
@@ -622,14 +621,14 @@ def test_a_worker_on_a_gpu_may_use_so_much_of_its_memory(tmp_path, gpu, limit_gi
     assert gpu == [("set_device", device), ("init",), ("set_per_process_memory_fraction", share, device)]
 
 
-def test_a_worker_on_a_gpu_gives_back_all_its_memory_once_nothing_uses_it(tmp_path, monkeypatch, gpu):
+def test_a_worker_on_a_gpu_gives_back_all_its_memory_once_nothing_uses_it(tmp_path, gpu):
     bench = Bench(tmp_path, device="cuda:0", device_memory_limit_bytes=1 << 30)
     del gpu[:]
     bench.harness.model = torch.nn.Linear(3, 3)
-    model = weakref.ref(bench.harness.model)
-    monkeypatch.setattr(worker, "close_arena", lambda memory: gpu.append(("closed", model())))
+    model = weakref.ref(bench.harness.model, lambda gone: gpu.append(("gone",)))
     assert bench.harness.forget()
-    assert gpu == [("closed", None)] * 3 + [("empty_cache",)]
+    assert model() is None
+    assert gpu == [("gone",), *[("closed",)] * 3, ("empty_cache",)]
 
 
 def test_a_device_that_fails_is_an_exception_of_the_call(monkeypatch):
@@ -725,9 +724,15 @@ def test_a_parent_that_hangs_up_ends_the_loop(config):
     theirs.close()
 
 
-def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, monkeypatch):
-    """As the parent of a kept worker asks."""
+@pytest.fixture
+def left_behind(monkeypatch):
+    """A name that a module may leave in torch's functions, where it is removed after the test."""
     monkeypatch.setattr(torch.nn.functional, "left_behind", None, raising=False)
+    return "left_behind"
+
+
+def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, left_behind):
+    """As the parent of a kept worker asks."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     thread = threading.Thread(target=serving.serve, args=(theirs, config, []))
@@ -745,7 +750,7 @@ def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, 
         assert ask("forget") == {"clean": True, "nonce": "forget"}
         arena = SharedArena(CPU, 1 << 14)
         other = MODULE.replace('"count"', '"other"').replace("self.count", "self.other")
-        other += "torch.nn.functional.left_behind = lambda: None"
+        other += f"torch.nn.functional.{left_behind} = lambda: None"
         task = {"source": other, "arenas": {"state": arena.describe()}}
         assert ask("adopt", arena.files, config=task, files=1) == {"nonce": "adopt"}
         assert ask("build", **build)["state"][0][0] == "other"

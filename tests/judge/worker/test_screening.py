@@ -57,9 +57,10 @@ def harness(tmp_path) -> ScreeningHarness:
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
-def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: bool, tmp_path, monkeypatch) -> None:
+def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(
+    own_thread: bool, tmp_path, simulated_gpu, monkeypatch
+) -> None:
     monkeypatch.setattr(screening, "wants_own_thread", lambda source, device: own_thread)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     harness = made_in(tmp_path)
     used = []
     for _ in range(2):
@@ -70,7 +71,7 @@ def test_a_candidate_runs_in_a_thread_of_its_own_where_it_wants_one(own_thread: 
         used.append(sys.modules[harness.config["role"]].ModelNew.threads)
         assert harness.op_next({})["clean"]
     here = {threading.get_ident()}
-    assert type(harness._facts.oracle.model).threads == here
+    assert type(harness.facts.oracle.model).threads == here
     assert all((threads == here) != own_thread and len(threads) == 1 for threads in used)
 
 
@@ -111,11 +112,11 @@ def test_a_call_takes_no_less_than_its_launches(launches_us: int, wanted: float,
     steps = itertools.count(0, 1000 * launches_us)
     monkeypatch.setattr(screening.time, "perf_counter_ns", lambda: next(steps))
     harness.clock = SharedDevice()
-    assert harness._call_us(harness.model, harness.timed[0], 1) == wanted
-    assert harness._call_us(harness.model, harness.timed[0], 2) == max(launches_us, 14.0) / 2
+    assert harness.call_us(harness.model, harness.timed[0], 1) == wanted
+    assert harness.call_us(harness.model, harness.timed[0], 2) == max(launches_us, 14.0) / 2
 
 
-def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harness, monkeypatch) -> None:
+def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harness) -> None:
     """Half of the reference's calls are interrupted, as the longer call is more often."""
     harness.op_build({"source": SOURCE.replace("Model(", "ModelNew(")})
     interrupted = itertools.cycle([0.0, 4000.0])
@@ -123,7 +124,7 @@ def test_what_others_take_of_the_device_does_not_count_as_the_reference_s(harnes
     def call_us(model, inputs, calls):
         return 50.0 if model is harness.model else 100.0 + next(interrupted)
 
-    monkeypatch.setattr(harness, "_call_us", call_us)
+    harness.call_us = call_us
     found = harness.op_time({})
     assert (found["estimate"], found["reference_us"], found["candidate_us"]) == (2.0, 100.0, 50.0)
 
@@ -196,7 +197,7 @@ def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, mon
     # What comes after the flush asks for the kind of device alone.
     monkeypatch.setattr(screening, "CacheFlush", lambda *_: setattr(harness, "device", SimpleNamespace(type="cuda")))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
-    monkeypatch.setattr(harness, "_bytes_per_us", lambda: 4.0)
+    monkeypatch.setattr(harness, "bytes_per_us", lambda: 4.0)
     monkeypatch.setattr(harness, "operations_per_us", lambda dtype: 8.0)
     found = harness.op_truth({})
     assert found["least_us"] == 4 * (16 * 64 + 16 * 32) / 4.0
@@ -205,8 +206,7 @@ def test_truth_on_a_gpu_tells_the_times_of_bytes_and_of_operations(tmp_path, mon
 
 
 @pytest.mark.parametrize(("writes_us", "reads_us"), [(80.0, 60.0), (50.0, 70.0)])
-def test_the_memorys_speed_is_that_of_the_faster_of_writing_and_reading(harness, monkeypatch, writes_us, reads_us) -> None:
-    monkeypatch.setattr(screening, "_BANDWIDTH_BYTES", 4096)
+def test_the_memorys_speed_is_that_of_the_faster_of_writing_and_reading(harness, writes_us, reads_us) -> None:
     seen = []
 
     def fastest_us(work):
@@ -214,8 +214,8 @@ def test_the_memorys_speed_is_that_of_the_faster_of_writing_and_reading(harness,
         seen.append("read" if changed.numel() == 1 else "write")
         return writes_us if seen[-1] == "write" else reads_us
 
-    monkeypatch.setattr(harness, "_fastest_us", fastest_us)
-    assert harness._bytes_per_us() == 4096 / min(writes_us, reads_us)
+    harness.fastest_us = fastest_us
+    assert harness.bytes_per_us(4096) == 4096 / min(writes_us, reads_us)
     assert sorted(seen) == ["read", "write"]
 
 
@@ -250,13 +250,15 @@ def test_an_operator_that_the_counter_cannot_run_is_no_failure_of_the_task(tmp_p
     def fails(*given, **more):
         raise AssertionError("sdpa_flop_count: query/key/value shapes are incompatible")
 
-    with monkeypatch.context() as patched:
-        patched.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, fails)
-        assert harness.operations_us(harness.posed[0]) is None
+    monkeypatch.setitem(flop_counter.flop_registry, torch.ops.aten.addmm, fails)
+    assert harness.operations_us(harness.posed[0]) is None
     assert not products
-    full = RuntimeError("CUDA error: out of memory")
-    monkeypatch.setattr(harness, "reference", lambda *_: (_ for _ in ()).throw(full))
-    monkeypatch.setattr(screening, "device_is_full", lambda error: error is full)
+
+
+def test_memory_that_runs_out_where_operators_are_counted_is_no_operator_that_cannot_run(tmp_path) -> None:
+    harness = made_in(tmp_path, PRODUCT.replace("DTYPE", "float32"))
+    full = torch.OutOfMemoryError("CUDA error: out of memory")
+    harness.reference = lambda *_: (_ for _ in ()).throw(full)
     with pytest.raises(RuntimeError, match="out of memory"):
         harness.operations_us(harness.posed[0])
 

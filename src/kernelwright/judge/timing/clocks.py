@@ -24,6 +24,7 @@ from kernelwright.judge.settings import Settings
 from kernelwright.records import Reason, TimingBlock, TimingSeries
 from kernelwright.records.scoring import charge_of, outside_us, whole_ns
 
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _HOST_MAX_BYTES = 64 << 20
 """Most of a processor's cache that is emptied. A virtual machine may report the cache of its whole host: to write twice
 260 MB around each call took more than half of an evaluation. Our choice."""
@@ -39,7 +40,7 @@ class CacheFlush:
             self._buffer = torch.empty(max(size, 1 << 26), dtype=torch.uint8, device=device)
         else:
             size = 2 * last_level_cache_bytes()
-            self._host = np.zeros(size if host_bytes_max is None else min(size, host_bytes_max), dtype=np.uint8)
+            self.host = np.zeros(size if host_bytes_max is None else min(size, host_bytes_max), dtype=np.uint8)
         self._round = 0
 
     def __call__(self) -> float:
@@ -50,14 +51,14 @@ class CacheFlush:
             self._buffer.fill_(self._round)
             torch.cuda.synchronize(self._device)
         else:
-            self._host.fill(self._round)
+            self.host.fill(self._round)
         return (time.perf_counter_ns() - start_ns) / 1e3
 
 
-def last_level_cache_bytes() -> int:
+def last_level_cache_bytes(caches: Path = _CACHES) -> int:
     """Size of the processor's largest cache, at most `_HOST_MAX_BYTES`; 32 MiB where the kernel does not say."""
     largest = 0
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for path in caches.glob("index*/size"):
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
         largest = max(largest, int(text.rstrip("KM")) * unit)

@@ -49,15 +49,24 @@ _PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
 
 
 class PairedTiming:
-    """Process triples of one candidate, until the interval is narrow or tells enough, or processes or time run out."""
+    """Process triples of one candidate, until the interval is narrow or tells enough, or processes or time run out.
+
+    Each is a `triple_kind` of its own.
+    """
 
     def __init__(
-        self, trial: Trial, check: CheckResult, flush: CacheFlush, progress: Callable[[str], None] | None = None
+        self,
+        trial: Trial,
+        check: CheckResult,
+        flush: CacheFlush,
+        progress: Callable[[str], None] | None = None,
+        triple_kind: type[ProcessTriple] = ProcessTriple,
     ) -> None:
         self._trial = trial
         self._check = check
         self._flush = flush
         self._progress = progress
+        self._triple_kind = triple_kind
         self._odd = OddInputs([*check.tolerances], trial.settings)
 
     def run(self, checked: Mapping[str, Side] | None = None) -> tuple[Score, list[dict[str, float]]]:
@@ -116,7 +125,7 @@ class PairedTiming:
             names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
             sides = {**start_sides(trial, [name for name in names if name not in given]), **given}
         try:
-            run = ProcessTriple(trial, self._check, sides, self._flush)
+            run = self._triple_kind(trial, self._check, sides, self._flush)
             with phase("first calls"), trial.gate(shared=True):
                 run.bring_in_step(given.values())
                 run.first_calls()

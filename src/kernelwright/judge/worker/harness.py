@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from kernelwright.judge.worker.arena import TensorSpec, close_arena, open_arena
-from kernelwright.judge.worker.clocks import DeviceClock as _DeviceClock
-from kernelwright.judge.worker.clocks import HostClock as _HostClock
+from kernelwright.judge.worker.clocks import DeviceClock, HostClock
 from kernelwright.judge.worker.inspection import (
     FREE_OPERATORS,
     WRAPPED_BY_COMPILE,
@@ -71,7 +70,7 @@ class Harness:
         self.memory = {name: open_arena(description, files, self.device) for name, description in config["arenas"].items()}
         # Where no device is in use `torch.manual_seed` takes longer than many a call: see `tasks.seed_generators`.
         self.seed = _seed_processor if self.device.type == "cpu" else _manual_seed
-        self.clock: _HostClock | _DeviceClock = _DeviceClock() if self.device.type == "cuda" else _HostClock()
+        self.clock: HostClock | DeviceClock = DeviceClock() if self.device.type == "cuda" else HostClock()
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
@@ -220,7 +219,7 @@ class Harness:
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
         self.clock.ready()
-        delivered, flat = self._call(message["layout"], message["seed"], self.regions[0])
+        delivered, flat = self.call(message["layout"], message["seed"], self.regions[0])
         described = self._described(delivered, self._owners())
         self.latest = flat, delivered.marks
         return {"inner_us": self.clock.elapsed_us(), **described}
@@ -235,7 +234,7 @@ class Harness:
     def op_repeat(self, message: dict[str, Any]) -> dict[str, Any]:
         """Calls without timing or results, so that the host is as warm for the next as in a program's loop."""
         for _ in range(message["calls"]):
-            self._call(message["layout"], message["seed"], [])
+            self.call(message["layout"], message["seed"], [])
         return {}
 
     def op_series(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -244,12 +243,13 @@ class Harness:
         self.clock.ready()
         for layout, seed, region in zip(message["layouts"], message["seeds"], self.regions, strict=False):
             # Not kept here: on a GPU a second output beside it would be allocated while the clock runs.
-            delivered.append(self._call(layout, seed, region)[0])
+            delivered.append(self.call(layout, seed, region)[0])
             total_us += self.clock.elapsed_us()
         owners = self._owners()  # once for all: the outer clock runs
         return {"inner_us": total_us, "answers": [self._described(one, owners) for one in delivered]}
 
-    def _call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[Delivered, list[torch.Tensor]]:
+    def call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[Delivered, list[torch.Tensor]]:
+        """Call the module on a layout of inputs; returns its outputs as delivered to a region, and their tensors."""
         skeleton, tensors = self.layouts[layout]
         self.latest = [], []  # before the clock starts: memory that is free again need not be allocated
         inputs = unflatten(skeleton, list(tensors))
@@ -264,7 +264,7 @@ class Harness:
             clock.stop()
             clock.arrive()
             self.left_gradients_on |= torch.is_grad_enabled()
-            delivered = self._deliver(result, region)
+            delivered = self.deliver(result, region)
         clock.settle()
         return delivered
 
@@ -325,7 +325,8 @@ class Harness:
             torch.cuda.empty_cache()
         return {}
 
-    def _deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[Delivered, list[torch.Tensor]]:
+    def deliver(self, result: Any, region: list[torch.Tensor]) -> tuple[Delivered, list[torch.Tensor]]:
+        """Copy the tensors of a result to a region, where they fit, and describe the rest."""
         flat: list[torch.Tensor] = []
         strange: list[str] = []
         skeleton = walk(result, flat, strange)

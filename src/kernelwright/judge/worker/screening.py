@@ -98,7 +98,7 @@ class ScreeningHarness(Harness):
     def op_truth(self, message: dict[str, Any]) -> dict[str, Any]:
         """Build the reference and compute what its outputs should be and how far others may be from them."""
         settings, live = self._settings, self._live
-        self._facts = facts = measure_task(live, self.device)
+        self.facts = facts = measure_task(live, self.device)
         self._trial = Trial(
             facts=facts,
             candidate=Candidate(source=""),
@@ -123,7 +123,7 @@ class ScreeningHarness(Harness):
         least_us = operations_us = reference_us = memory_bytes = None
         if self.device.type == "cuda":
             memory_bytes = torch.cuda.max_memory_reserved(self.device)
-            least_us, reference_us = size / self._bytes_per_us(), self._whole_us(own)
+            least_us, reference_us = size / self.bytes_per_us(), self._whole_us(own)
             operations_us = self.operations_us(self.posed[0])
             torch.cuda.empty_cache()
         self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
@@ -138,12 +138,12 @@ class ScreeningHarness(Harness):
             self.clock.settle()
         return 1e6 * (time.perf_counter() - start_s)
 
-    def _bytes_per_us(self) -> float:
+    def bytes_per_us(self, size_bytes: int = _BANDWIDTH_BYTES) -> float:
         """Bandwidth of the device's memory: the faster of writing and reading. An H200 writes 3.2 TB/s and reads 4.3. A
         processor has none that holds: its caches are not emptied."""
-        buffer = torch.zeros(_BANDWIDTH_BYTES, dtype=torch.uint8, device=self.device)
+        buffer = torch.zeros(size_bytes, dtype=torch.uint8, device=self.device)
         read = buffer.view(torch.float32)
-        return _BANDWIDTH_BYTES / min(self._fastest_us(work) for work in (buffer.fill_, lambda _: read.sum()))
+        return size_bytes / min(self.fastest_us(work) for work in (buffer.fill_, lambda _: read.sum()))
 
     def operations_us(self, posed: _Posed) -> float | None:
         """Time of the reference's products, convolutions and attention at the rate of a large product, microseconds.
@@ -163,13 +163,13 @@ class ScreeningHarness(Harness):
 
     def operations_per_us(self, dtype: torch.dtype) -> float:
         """Rate of a large product, float32 as TF32; kernels that keep its accuracy take several such products for one."""
-        side, generator = _PRODUCT_SIDE, self._facts.generator
+        side, generator = _PRODUCT_SIDE, self.facts.generator
         one, other = (torch.randn(side, side, dtype=dtype, device=self.device, generator=generator) for _ in range(2))
         result = torch.empty_like(one)
         with _tf32_in_products():
-            return 2 * side**3 / self._fastest_us(lambda _: torch.mm(one, other, out=result))
+            return 2 * side**3 / self.fastest_us(lambda _: torch.mm(one, other, out=result))
 
-    def _fastest_us(self, work: Callable[[int], object]) -> float:
+    def fastest_us(self, work: Callable[[int], object]) -> float:
         """Least latency of five calls, each with its number."""
         took_us = []
         for number in range(5):
@@ -184,10 +184,10 @@ class ScreeningHarness(Harness):
     def _operators(self, live: LiveTask) -> list[str]:
         inputs = live.inputs(secret_seed(), self.device)
         with torch.no_grad():
-            return sorted(operators_of(lambda: self._facts.oracle.model(*inputs), Path(self.config["private"])))
+            return sorted(operators_of(lambda: self.facts.oracle.model(*inputs), Path(self.config["private"])))
 
     def _pose(self, name: str) -> _Posed:
-        facts = self._facts
+        facts = self.facts
         chosen = next(one for one in INPUT_SETS if one.name == name)
         try:
             return self._posed_on(facts.draw(chosen), strides_count=not chosen.layout)
@@ -195,9 +195,9 @@ class ScreeningHarness(Harness):
             return self._posed_on(facts.draw(), strides_count=True)
 
     def _posed_on(self, inputs: list[Any], *, strides_count: bool) -> _Posed:
-        training, seed = self._facts.oracle.training, self._facts.call_seed()
+        training, seed = self.facts.oracle.training, self.facts.call_seed()
         self._start_reference()
-        if self._facts.stateful or self._facts.has_buffers:
+        if self.facts.stateful or self.facts.has_buffers:
             self._call_as_candidates(inputs, seed)
         state = self._state_now()
         truth = self._bounds.truth(inputs, state, training)
@@ -214,7 +214,7 @@ class ScreeningHarness(Harness):
         A state beside the `state_dict` has moved with each call that measured the task: such a reference is built anew, its
         module too, which may hold the state.
         """
-        facts = self._facts
+        facts = self.facts
         self.reference = facts.oracle.model
         if facts.stateful:
             self.reference = bring_to_life(facts.live.task).model(facts.build_seed, self.device)
@@ -253,7 +253,7 @@ class ScreeningHarness(Harness):
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Load one candidate as a fresh module, with the reference's weights."""
-        facts = self._facts
+        facts = self.facts
         # The server of this process names the module's own frames by it.
         self.config["role"] = f"candidate_{next(self._numbers)}"
         self.config["source"], self.config["class"] = message["source"], "ModelNew"
@@ -304,7 +304,7 @@ class ScreeningHarness(Harness):
             result = model(*inputs)
         self.clock.settle()
         described, flat = _described(result)
-        dtypes = self._facts.output_dtypes
+        dtypes = self.facts.output_dtypes
         if refused := self._refused(form_findings(posed.described, described, dtypes, strides=posed.strides_count)):
             return refused
         given = zip(tensors_of(inputs), tensors_of(posed.question.inputs()), strict=True)
@@ -327,8 +327,8 @@ class ScreeningHarness(Harness):
         """Time calls of the reference and the candidate alternately, on the same inputs, with caches flushed."""
         assert self.model is not None
         sides = (
-            functools.partial(self._call_us, self.reference),
-            functools.partial(self._run, self._call_us, self.model),
+            functools.partial(self.call_us, self.reference),
+            functools.partial(self._run, self.call_us, self.model),
         )
         draws = [_copied(inputs) for inputs in self.timed]  # which a candidate may write to
         warm_us = [[side(draws[0], 1) for _ in range(WARMUP)][-1] for side in sides]
@@ -353,7 +353,8 @@ class ScreeningHarness(Harness):
             "candidate_us": candidate_us,
         }
 
-    def _call_us(self, model: torch.nn.Module, inputs: list[Any], calls: int) -> float:
+    def call_us(self, model: torch.nn.Module, inputs: list[Any], calls: int) -> float:
+        """Mean time of calls one after the other, microseconds: no less than the host took to launch them."""
         with torch.no_grad():
             self.clock.ready()
             self.clock.start()
