@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from kernelwright.records import Candidate, Task
-from kernelwright.records.canonical import sha256_of
+from kernelwright.records.lines import sha256_of
 from kernelwright.records.policy import Context
 from kernelwright.records.screened import Screened, screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy

@@ -17,7 +17,7 @@ from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import ToolchainError
 from kernelwright.gpu import disassemble
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.base import kernel_text
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.deploy.test_deploy import saying

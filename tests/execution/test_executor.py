@@ -17,8 +17,7 @@ from kernelwright.execution.processes import judge_main, screen_main
 from kernelwright.execution.work import Baselines, Evaluate, Progress, Screen, run_all
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Task, Verdict
-from kernelwright.records.compiling import Compiles
-from kernelwright.records.screened import screened_of
+from kernelwright.records.screened import Compiles, screened_of
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from tests.execution import answering
 from tests.execution.test_screening import RIGHT, TASK, WRONG

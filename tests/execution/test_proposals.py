@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kernelwright.execution.proposals import Proposals
 from kernelwright.records import Candidate
-from kernelwright.records.compiling import Compiles
-from kernelwright.records.screened import screened_of
+from kernelwright.records.screened import Compiles, screened_of
 from kernelwright.rewrites.wrappers import wrap
 from tests.samples import TASK, module
 

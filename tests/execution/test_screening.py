@@ -18,7 +18,7 @@ from kernelwright.judge import Settings
 from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker, WorkerError
 from kernelwright.records import Candidate, Reason, Task
-from kernelwright.records.compiling import Compiles
+from kernelwright.records.screened import Compiles
 from tests.samples import module
 
 TASK = Task(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.records import Candidate, Task
-from kernelwright.records.compiling import Compiles, compiles, uses_inductor
 from kernelwright.records.decisions import (
     SCHEDULE,
     TaskRecords,
@@ -23,7 +22,7 @@ from kernelwright.records.decisions import (
     too_good,
     tuning_pays,
 )
-from kernelwright.records.screened import screened_of
+from kernelwright.records.screened import Compiles, compiles, screened_of, uses_inductor
 from kernelwright.rewrites.wrappers import WRAPPERS, wrap
 from tests.samples import TASK, accepted, module, rejected
 

@@ -10,7 +10,7 @@ import torch
 
 from kernelwright.rewrites.fusion import groups
 from kernelwright.rewrites.fusion import triton as triton_printer
-from kernelwright.rewrites.templates import attention, base, convolution, one_pass_product, split_product
+from kernelwright.rewrites.templates import attention, base, convolution, products, split_product
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def nvcc(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let templates take calls that are quick on a CPU."""
-    for template in (split_product, one_pass_product, attention):
+    for template in (split_product, products, attention):
         monkeypatch.setattr(template, "LEAST_WORK", 1)
-    monkeypatch.setattr(one_pass_product, "LEAST_COLUMN", 1)
+    monkeypatch.setattr(products, "LEAST_COLUMN", 1)
 
 
 @pytest.fixture

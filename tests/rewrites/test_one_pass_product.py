@@ -17,8 +17,7 @@ from kernelwright.rewrites.order import Order
 from kernelwright.rewrites.passes import FusionPass, ProductPass, RulesPass
 from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.templates import base
-from kernelwright.rewrites.templates.one_pass_product import ONE_PASS, OnePassKnobs
-from kernelwright.rewrites.templates.products import ProductSizes
+from kernelwright.rewrites.templates.products import ONE_PASS, OnePassKnobs, ProductSizes
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, interpreted_answer, module_at, task_text
 from tests.rewrites.test_fusion import interpret

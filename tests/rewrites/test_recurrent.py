@@ -17,8 +17,8 @@ from kernelwright.records.policy import Context
 from kernelwright.rewrites import templates
 from kernelwright.rewrites.builtin import BuiltinPolicy
 from kernelwright.rewrites.templates import recurrent
+from kernelwright.rewrites.templates.base import kernel_text
 from kernelwright.rewrites.templates.recurrent import RECURRENT, Layers, RecurrentKnobs
-from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import load, trace
 from tests.quick import exhaustive_but
 

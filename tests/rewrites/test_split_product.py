@@ -17,9 +17,9 @@ import pytest
 from kernelwright.errors import CompilerMissingError
 from kernelwright.gpu.compilers import compile_triton, find_nvcc
 from kernelwright.rewrites.templates import base, split_product
+from kernelwright.rewrites.templates.base import kernel_text
 from kernelwright.rewrites.templates.products import ProductSizes
 from kernelwright.rewrites.templates.split_product import Knobs
-from kernelwright.rewrites.templates.text import kernel_text
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import interpreted_answer, module_at
 

@@ -15,9 +15,10 @@ from kernelwright.sass.hazards.latency import (
     is_guarded,
     memory_conflict,
     minimum_distances,
+    port_of,
+    table_spacing,
     vouches_for,
 )
-from kernelwright.sass.hazards.ports import port_of, table_spacing
 from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but
 from tests.sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering

@@ -23,7 +23,7 @@ from kernelwright.sass import (
     move_to_json,
 )
 from kernelwright.sass.hazards.reuse import may_keep
-from kernelwright.sass.scheduling.neighbours import loop_slots
+from kernelwright.sass.neighbours import loop_slots
 from tests.quick import exhaustive_but
 from tests.sass.support import ALL_SAMPLES, NAMES, build, play_random, remembering
 

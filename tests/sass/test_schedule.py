@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernelwright.gpu import disassemble
 from kernelwright.sass import Move, MoveError, Schedule, check, load
-from kernelwright.sass.scheduling.stalls import retime
+from kernelwright.sass.schedule import retime
 from tests.quick import exhaustive_but
 from tests.sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
 

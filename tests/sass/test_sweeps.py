@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.sass import Move, Schedule, YieldEdit, check
-from kernelwright.sass.scheduling.neighbours import _lay_out, _shift, play_sweep
+from kernelwright.sass.neighbours import _lay_out, _shift, play_sweep
 from tests.quick import exhaustive_but
 from tests.sass.support import build, remembering
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from kernelwright.execution.work import Baselines, Evaluate, Result, Screen, Work
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.compiling import Compiles, compiles
-from kernelwright.records.screened import screened_of
+from kernelwright.records.screened import Compiles, compiles, screened_of
 from tests.samples import TASK, accepted, rejected
 
 TAKEN_BYTES = 10 << 30

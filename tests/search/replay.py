@@ -17,7 +17,6 @@ from typing import Any
 from kernelwright.execution.work import Baselines, Evaluate, Screen, Work
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.canonical import sha256_of
 from kernelwright.records.decisions import (
     JUDGED,
     TaskRecords,
@@ -31,6 +30,7 @@ from kernelwright.records.decisions import (
     next_to_confirm,
     next_to_judge,
 )
+from kernelwright.records.lines import sha256_of
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import BenchEntry, task_results, task_status
 from kernelwright.records.variants import variants

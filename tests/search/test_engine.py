@@ -10,9 +10,8 @@ from kernelwright.errors import DeviceError, InfrastructureError, PolicyError
 from kernelwright.execution.work import Baselines, Evaluate, Screen
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, TimingBlock
-from kernelwright.records.compiling import Compiles
 from kernelwright.records.decisions import SCHEDULE, TUNED_SCHEDULE, Effort, MeasurementPlan, TaskRecords
-from kernelwright.records.screened import screened_of
+from kernelwright.records.screened import Compiles, screened_of
 from kernelwright.rewrites.wrappers import baseline_source
 from kernelwright.search.engine import (
     Engine,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kernelwright.assembly.budget import AgentContext
 from kernelwright.errors import BudgetSpentError, InfrastructureError, UsageError
 from kernelwright.sass import AnyMove, Schedule
-from kernelwright.sass.scheduling.neighbours import play_sweep
+from kernelwright.sass.neighbours import play_sweep
 from kernelwright.sass.simulator import simulate
 
 PPO_PACKAGES = ("torch", "gymnasium", "stable_baselines3", "sb3_contrib")

@@ -13,7 +13,7 @@ from typing import Any
 
 from kernelwright.sass import AnyMove, Block, Move, ReuseEdit, Schedule, StallEdit, YieldEdit, move_to_json
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
-from kernelwright.sass.scheduling.neighbours import loop_slots
+from kernelwright.sass.neighbours import loop_slots
 
 MOST_GROUPS = 24
 """More groups than these are joined before they are left out one by one; our choice, since each is measured."""

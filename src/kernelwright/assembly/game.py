@@ -53,10 +53,10 @@ from kernelwright.sass import (
     move_from_json,
     move_to_json,
 )
-from kernelwright.sass.code.control import MAX_STALL
+from kernelwright.sass.code.instruction import MAX_STALL
 from kernelwright.sass.code.opcodes import Pipe
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
-from kernelwright.sass.scheduling.neighbours import loop_slots
+from kernelwright.sass.neighbours import loop_slots
 
 __all__ = [
     "BEYOND",

@@ -36,8 +36,7 @@ from kernelwright.execution.work import Baselines, Evaluate, Outcome, Progress, 
 from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Task
-from kernelwright.records.compiling import Compiles
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened
 
 TRIES = 2
 """Processes that work may be given to, where the first one dies."""

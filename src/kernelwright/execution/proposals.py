@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kernelwright.errors import NothingUsableError
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.decisions import is_worth_its_compiler, next_of
 from kernelwright.records.policy import Context, Policy
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened, compiles
 from kernelwright.records.variants import variants
 
 

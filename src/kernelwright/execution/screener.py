@@ -42,8 +42,7 @@ from kernelwright.judge.isolation.sessions import signal_each
 from kernelwright.judge.isolation.workers import JudgeFolder
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Reason, Task
-from kernelwright.records.compiling import Compiles, compiles, uses_inductor
-from kernelwright.records.screened import Screened, screened_of
+from kernelwright.records.screened import Compiles, Screened, compiles, screened_of, uses_inductor
 from kernelwright.seconds import counted, utc_now
 from kernelwright.tasks import device_is_full
 

@@ -10,9 +10,8 @@ from typing import Protocol, Self
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.compiling import Compiles
 from kernelwright.records.policy import Policy
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened
 
 WAIT_S = 1.0
 """Time after which `run_all` asks again for work where there was none, seconds: what is next may depend on others."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.records.canonical import canonical_json, sha256_of
-from kernelwright.records.lines import append_lines, encodable, files_of, read_lines, read_objects
+from kernelwright.records.lines import append_lines, canonical_json, encodable, files_of, read_lines, read_objects, sha256_of
 from kernelwright.records.models import (
     Candidate,
     Contract,

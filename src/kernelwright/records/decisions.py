@@ -20,10 +20,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.improvement import FEWEST
 from kernelwright.records.models import Candidate, Evaluation
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened, compiles
 
 JUDGED = 3
 """Screened candidates that the judge takes at most, by default."""

@@ -1,12 +1,14 @@
-"""Writes and reads JSON lines that survive whatever ends the process: each is on disk, whole, before the next one starts.
+"""Writes and reads JSON lines that survive a kill: each is on disk, whole, before the next one starts.
 
 A published run may have its files packed with gzip, each under its name and `.gz`: what is here reads them alike.
+Canonical JSON has one form for each value, so that equal records have equal hashes on every machine.
 """
 
 from __future__ import annotations
 
 import fcntl
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -109,3 +111,18 @@ def _why(error: BaseException) -> str:
 def encodable(text: str) -> str:
     """A text without halves of surrogate pairs, which no file takes."""
     return text.encode("utf-8", "replace").decode()
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys, no spaces and no NaN; `value` is anything `json` accepts.
+
+    Raises:
+        ValueError: a float is NaN or infinite. Such a number has no JSON spelling; store `None` and say why.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def sha256_of(value: Any) -> str:
+    """Hex SHA-256 of text as it is, or of the canonical JSON of anything else."""
+    text = value if isinstance(value, str) else canonical_json(value)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

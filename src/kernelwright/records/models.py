@@ -11,9 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from kernelwright.records.canonical import sha256_of
 from kernelwright.records.improvement import NEAR_MISS_LOW, clears_noise_floor, processes_to_settle
-from kernelwright.records.lines import encodable
+from kernelwright.records.lines import encodable, sha256_of
 from kernelwright.records.reasons import Label, Reason
 
 

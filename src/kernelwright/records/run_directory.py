@@ -23,8 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.files import remove_tree, replace_file
-from kernelwright.records.canonical import sha256_of
-from kernelwright.records.lines import append_lines, read_json, read_lines
+from kernelwright.records.lines import append_lines, read_json, read_lines, sha256_of
 from kernelwright.records.models import Evaluation, Task
 from kernelwright.records.screened import Screened
 

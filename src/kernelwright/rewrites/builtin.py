@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kernelwright.records import Candidate, Evaluation
-from kernelwright.records.compiling import Compiles, compiles
 from kernelwright.records.decisions import OWN_POLICY, steady
 from kernelwright.records.policy import Context, Look
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened, compiles
 from kernelwright.rewrites import wrappers
 from kernelwright.rewrites.order import Order, order_in_use
 from kernelwright.rewrites.passes import (

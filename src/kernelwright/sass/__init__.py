@@ -12,23 +12,22 @@ from __future__ import annotations
 
 from kernelwright.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.check import CheckReport, Violation, check, check_report
-from kernelwright.sass.code.control import ControlWord
-from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.instruction import ControlWord, Instruction
 from kernelwright.sass.code.program import Block, Disassembler, Kernel, Program, load
-from kernelwright.sass.scheduling.moves import (
+from kernelwright.sass.neighbours import Neighbourhood
+from kernelwright.sass.schedule import (
     MOVE_KINDS,
     AnyMove,
     ClusterMove,
     Move,
     ReuseEdit,
+    Schedule,
     StallEdit,
     YieldEdit,
     kind_of,
     move_from_json,
     move_to_json,
 )
-from kernelwright.sass.scheduling.neighbours import Neighbourhood
-from kernelwright.sass.scheduling.schedule import Schedule
 
 __all__ = [
     "MOVE_KINDS",

@@ -12,21 +12,22 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
-from kernelwright.sass.code.control import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
 from kernelwright.sass.code.elf import CubinImage, read_cubin
+from kernelwright.sass.code.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
 from kernelwright.sass.code.program import Block, Disassembler, Kernel, assemble_program
 from kernelwright.sass.hazards.latency import (
     FENCE,
     SYNC,
     bound_cycles,
     defs_of,
+    least_spacings,
     memory_conflict,
     minimum_distances,
+    required_spacings,
     touches_memory,
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.hazards.ports import least_spacings, required_spacings
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
 from kernelwright.sass.hazards.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 

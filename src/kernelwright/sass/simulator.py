@@ -14,16 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kernelwright.sass.code.control import SCOREBOARDS
-from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.instruction import SCOREBOARDS, Instruction
 from kernelwright.sass.code.opcodes import Pipe, Space
 from kernelwright.sass.code.program import Kernel
 from kernelwright.sass.hazards.dependences import accesses, constrain
-from kernelwright.sass.hazards.latency import Dependence
-from kernelwright.sass.hazards.ports import port_of
+from kernelwright.sass.hazards.latency import Dependence, port_of
 from kernelwright.sass.hazards.scoreboards import TokenKind, analyse_scoreboards, waits_of
-from kernelwright.sass.scheduling.neighbours import loop_slots
-from kernelwright.sass.scheduling.schedule import Schedule
+from kernelwright.sass.neighbours import loop_slots
+from kernelwright.sass.schedule import Schedule
 
 _LONGEST_TRACE = 200_000
 _WIDE_FMA_ARCHITECTURE = 86

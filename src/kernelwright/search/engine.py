@@ -18,7 +18,6 @@ from kernelwright.execution.proposals import Proposals
 from kernelwright.execution.work import Baselines, Evaluate, Executor, Progress, Result, Screen, Work
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.compiling import Compiles
 from kernelwright.records.decisions import (
     BASELINE_POLICY,
     JUDGED,
@@ -36,7 +35,7 @@ from kernelwright.records.decisions import (
 )
 from kernelwright.records.improvement import AUDITS_MAX
 from kernelwright.records.policy import Look, Policy
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened
 from kernelwright.rewrites.wrappers import baseline_source
 
 CANDIDATE, SEARCH = "candidate", "search"

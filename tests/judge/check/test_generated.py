@@ -12,7 +12,7 @@ from kernelwright.rewrites.builtin import first_recipes
 from kernelwright.rewrites.recipes import TaskContext
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import fp16_convolution
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.base import kernel_text
 from kernelwright.tasks.source import _LOADER
 from kernelwright.tasks.suites import builtin_task, builtin_tasks
 

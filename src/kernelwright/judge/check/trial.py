@@ -17,7 +17,7 @@ from kernelwright.judge.isolation.side import CallOutput, Side
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Label, Reason
-from kernelwright.records.canonical import sha256_of
+from kernelwright.records.lines import sha256_of
 
 PAIRED_BASELINE = "rival"
 """Role of a stock baseline that is timed in the same process triples, as records name it."""

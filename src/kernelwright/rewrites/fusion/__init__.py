@@ -14,9 +14,8 @@ from kernelwright.rewrites.fusion.program import ROWS, LoopProgram, Signature
 from kernelwright.rewrites.fusion.tiles import ScanKernel, WindowKernel
 from kernelwright.rewrites.fusion.triton import ONE_READ, SPLIT_ROWS, OneReadKernel, reads_once
 from kernelwright.rewrites.graph import Editor, has_effect, is_random, packet_of, value
-from kernelwright.rewrites.templates.convolution import TILED
+from kernelwright.rewrites.templates.convolution import TF32, TILED
 from kernelwright.rewrites.templates.fp16_convolution import FP16, FP16_CONVOLUTION
-from kernelwright.rewrites.templates.tf32_convolution import TF32
 from kernelwright.rewrites.tracing import OperatorGraph
 
 __all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "KernelFuser"]

@@ -14,6 +14,7 @@ from kernelwright.rewrites.fusion.program import POOLERS, ROW, Dim, LoopProgram,
 from kernelwright.rewrites.fusion.tiles import Statements
 from kernelwright.rewrites.fusion.triton import TritonKernel
 from kernelwright.rewrites.rules.convolution import Geometry
+from kernelwright.rewrites.templates.base import block
 from kernelwright.rewrites.templates.convolution import (
     TILED,
     ConvolutionOperands,
@@ -22,7 +23,6 @@ from kernelwright.rewrites.templates.convolution import (
     for_both,
     side_by_side,
 )
-from kernelwright.rewrites.templates.text import block
 
 WHOLE_CHANNELS = "channels-in-tile"
 """Technique: a convolution's tile has all channels of its positions, which the same kernel reduces."""

@@ -25,7 +25,7 @@ from kernelwright.rewrites.fusion.program import (
     schedule,
     stores_everything,
 )
-from kernelwright.rewrites.templates.text import kernel_text
+from kernelwright.rewrites.templates.base import kernel_text
 
 CHUNK = 8192
 """Elements of the innermost loop in one piece of work, and the longest sum that is accumulated without a second level."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from kernelwright.rewrites.fusion.program import DTYPE, Dim, LoopProgram, Operand, Signature, nest_of
-from kernelwright.rewrites.templates.text import block
+from kernelwright.rewrites.templates.base import block
 
 BINARY = {
     "add": "+",

@@ -46,8 +46,7 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
 from kernelwright.rewrites.rules.convolution import geometry
-from kernelwright.rewrites.templates.convolution import ConvolutionSizes
-from kernelwright.rewrites.templates.tf32_convolution import TF32
+from kernelwright.rewrites.templates.convolution import TF32, ConvolutionSizes
 
 CONVERSIONS = (aten.to, aten._to_copy)
 COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}

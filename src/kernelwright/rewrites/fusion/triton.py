@@ -29,8 +29,8 @@ from kernelwright.rewrites.fusion.program import (
     schedule,
     stores_everything,
 )
+from kernelwright.rewrites.templates.base import block, kernel_text
 from kernelwright.rewrites.templates.convolution import MOST_CHANNELS
-from kernelwright.rewrites.templates.text import block, kernel_text
 
 STRETCH = 1024
 """Elements of one program of a pointwise kernel."""

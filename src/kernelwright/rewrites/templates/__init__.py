@@ -2,7 +2,7 @@
 
 from kernelwright.rewrites.templates.attention import ATTENTION
 from kernelwright.rewrites.templates.base import CallTemplate, TemplateKernel, clash, replace
-from kernelwright.rewrites.templates.one_pass_product import ONE_PASS
+from kernelwright.rewrites.templates.products import ONE_PASS
 from kernelwright.rewrites.templates.recurrent import RECURRENT
 from kernelwright.rewrites.templates.split_product import SPLIT_CUDA, SPLIT_TRITON
 

@@ -29,8 +29,7 @@ import torch
 from torch import fx
 
 from kernelwright.rewrites.graph import Editor, arguments, aten, contiguous_strides, dtype, is_tensor, number, shape, value
-from kernelwright.rewrites.templates.base import MULTIPROCESSORS, CallTemplate, TemplateKernel
-from kernelwright.rewrites.templates.text import kernel_text, knob_table
+from kernelwright.rewrites.templates.base import MULTIPROCESSORS, CallTemplate, TemplateKernel, kernel_text, knob_table
 
 TYPES = ("float32", "float16", "bfloat16")
 """Types of elements that the kernel takes."""

@@ -1,11 +1,16 @@
-"""Defines what a kernel template is, and lets templates compute operators of a graph."""
+"""Defines what a kernel template is, reads the text of kernels from the files beside this one, and lets templates compute
+operators of a graph.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
+import string
+import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import fx
@@ -13,8 +18,51 @@ from torch import fx
 from kernelwright.errors import CompilerMissingError
 from kernelwright.gpu.compilers import find_torch_nvcc
 from kernelwright.rewrites.graph import Editor
-from kernelwright.rewrites.templates.text import kernel_text
 from kernelwright.rewrites.tracing import OperatorGraph
+
+FOLDER = Path(__file__).parent
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def kernel_text(*names: str, **values: object) -> str:
+    """Text of files one after another, with a value at each place that is written `$name` or `${name}`.
+
+    Raises:
+        KeyError: a place has no value.
+    """
+    joined = "".join(map(_read, names))
+    return filled(joined, **values) if values else joined
+
+
+@functools.cache
+def knob_table(template: str) -> dict[str, Any]:
+    """Knobs of a template that are worth a look, from `knobs.toml`."""
+    table: dict[str, Any] = tomllib.loads(_read("knobs.toml"))[template]
+    return table
+
+
+def filled(text: str, **values: object) -> str:
+    """The text with a value at each of its places.
+
+    Raises:
+        KeyError: a place has no value.
+    """
+    return string.Template(text).substitute(values)
+
+
+def raw_literal(text: str) -> str:
+    """Python text of a raw string that begins on a line of its own."""
+    return f'r"""\n{text}"""'
+
+
+def block(head: str, lines: Iterable[str]) -> list[str]:
+    """Statements under the head of a loop, a function or a condition."""
+    return [head, *(f"    {line}" for line in lines)]
+
 
 MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200."""

@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from kernelwright.rewrites.graph import contiguous_strides, value
+from kernelwright.rewrites.templates.base import block, kernel_text
 from kernelwright.rewrites.templates.convolution import (
     ConvolutionOperands,
     ConvolutionSizes,
     ConvolutionTemplate,
     for_both,
 )
-from kernelwright.rewrites.templates.text import block, kernel_text
 
 FP16_CONVOLUTION = "fp16-convolution"
 """Technique: a convolution's kernel multiplies float16 with as many bits as TF32 has, which each call lays out first."""

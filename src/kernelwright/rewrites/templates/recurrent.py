@@ -21,8 +21,14 @@ import torch
 from torch import fx
 
 from kernelwright.rewrites.graph import Editor, argument, arguments, aten, is_call, overload, shape, value
-from kernelwright.rewrites.templates.base import MULTIPROCESSORS, SHARED_BYTES, CallTemplate, TemplateKernel
-from kernelwright.rewrites.templates.text import kernel_text, raw_literal
+from kernelwright.rewrites.templates.base import (
+    MULTIPROCESSORS,
+    SHARED_BYTES,
+    CallTemplate,
+    TemplateKernel,
+    kernel_text,
+    raw_literal,
+)
 
 GATES = {"lstm": 4, "gru": 3}
 MOST_CELLS = 24

@@ -38,9 +38,18 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
-from kernelwright.rewrites.templates.base import MULTIPROCESSORS, SHARED_BYTES, Kernels, TemplateKernel
+from kernelwright.rewrites.templates.base import (
+    MULTIPROCESSORS,
+    SHARED_BYTES,
+    Kernels,
+    TemplateKernel,
+    block,
+    filled,
+    kernel_text,
+    knob_table,
+    raw_literal,
+)
 from kernelwright.rewrites.templates.products import ProductSizes, ProductTemplate
-from kernelwright.rewrites.templates.text import block, filled, kernel_text, knob_table, raw_literal
 
 LEAST_WORK = 1 << 28
 """Multiply-adds of a product below which cuBLAS's SGEMM is at least as fast. On an H200 the form `wgmma` takes 0.82 of its

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import CubinError
-from kernelwright.sass.code.control import INSTRUCTION_BYTES
 from kernelwright.sass.code.identity import ELF_HEADER, NO_BITS, cubin_sections
+from kernelwright.sass.code.instruction import INSTRUCTION_BYTES
 
 EM_CUDA = 190
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)

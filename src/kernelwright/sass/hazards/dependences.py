@@ -11,23 +11,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelwright.sass.code.control import SCOREBOARDS
-from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.instruction import SCOREBOARDS, Instruction
 from kernelwright.sass.code.program import Block, Kernel
 from kernelwright.sass.hazards.latency import (
     LONGEST_CYCLES,
+    LONGEST_SPACING_CYCLES,
     Dependence,
+    Port,
     bound_cycles,
     defs_of,
     has_unknown_latency,
     hold_cycles,
     may_keep_old_values,
     memory_conflict,
+    port_of,
+    required_spacings,
     touches_memory,
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.hazards.ports import LONGEST_SPACING_CYCLES, Port, port_of, required_spacings
 from kernelwright.sass.hazards.scoreboards import (
     ScoreboardFacts,
     analyse_scoreboards,

@@ -16,8 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kernelwright.sass.code.control import MAX_STALL_WITHOUT_YIELD, ControlWord
-from kernelwright.sass.code.instruction import Instruction
+from kernelwright.sass.code.instruction import MAX_STALL_WITHOUT_YIELD, ControlWord, Instruction
 from kernelwright.sass.code.program import Kernel
 
 OPERAND_SLOTS = range(3)

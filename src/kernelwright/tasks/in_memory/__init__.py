@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from kernelwright.tasks.in_memory.calls import (
+from kernelwright.tasks.in_memory.inputs import (
+    Inputs,
     ModelCall,
     call_untouched,
     check_model,
     device_of,
+    form_of,
     leaves_of,
     name_of,
+    sets_of,
     tried,
     untouched,
 )
-from kernelwright.tasks.in_memory.inputs import Inputs, form_of, sets_of
 from kernelwright.tasks.in_memory.stored import candidate_of, folder_on_path, stored_inputs, stored_model, task_of
 
 __all__ = [

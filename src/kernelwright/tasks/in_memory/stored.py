@@ -29,8 +29,7 @@ from torch import nn
 from kernelwright.errors import InfrastructureError, ModelError
 from kernelwright.files import replace_file
 from kernelwright.records import Task, sha256_of
-from kernelwright.tasks.in_memory.calls import ModelCall, name_of
-from kernelwright.tasks.in_memory.inputs import InputDraws, is_plain
+from kernelwright.tasks.in_memory.inputs import InputDraws, ModelCall, is_plain, name_of
 
 _present: contextvars.ContextVar[nn.Module | None] = contextvars.ContextVar("present", default=None)
 """A model that `stored_model` gives in the place of the stored one."""

@@ -1,23 +1,222 @@
-"""Holds a kernel's schedule as a game state: legal moves, undo, derived control words, and the new cubin.
+"""Holds a kernel's schedule as a state of a game: its moves, which of them are legal, undo, stall counts, and the new cubin.
 
 A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped yield, a flipped
 reuse bit. Legal moves and control words are functions of the state alone, so a state gives the same bytes whatever path
 led there, and the original state gives the original bytes.
+
+Moves are data with a form in JSON. Their slots are those of the schedule at the moment the move is played, so a list of
+moves replays from the original order only.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernelwright.errors import MoveError
-from kernelwright.sass.code.control import LEAST_STALL_TO_YIELD, MAX_STALL_WITHOUT_YIELD, ControlWord
+from kernelwright.sass.code.instruction import LEAST_STALL_TO_YIELD, MAX_STALL, MAX_STALL_WITHOUT_YIELD, ControlWord
 from kernelwright.sass.code.program import Kernel, Program
 from kernelwright.sass.hazards.dependences import BlockConstraints, constrain
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
-from kernelwright.sass.scheduling.moves import AnyMove, ClusterMove, Move, StallEdit, YieldEdit, inverse_of, move_to_json
-from kernelwright.sass.scheduling.stalls import retime
+
+_NOTHING_EXTRA: Mapping[int, int] = {}
+
+
+def retime(
+    order: Sequence[int], constraints: BlockConstraints, extra: Mapping[int, int] = _NOTHING_EXTRA
+) -> list[int] | None:
+    """Return the least stall counts for a block's instructions in `order`, or None if there are none.
+
+    Args:
+        order: the block's instructions; must already respect every predecessor relation.
+        extra: cycles by which an instruction is to stall longer than its least stall. Distances that
+        hold with less stall hold with more, so this only takes slack from what is added elsewhere.
+    """
+    floors, gaps, after_entry = constraints.floors, constraints.gap_before, constraints.after_entry
+    predecessors = constraints.predecessors
+    ports, spacings = constraints.ports, constraints.spacings
+    drains = constraints.drains
+    latest: list[int | None] = [None] * len(spacings)
+    stalls = [floors[i] for i in order]
+    if extra:
+        stalls = [stall + extra.get(i, 0) for stall, i in zip(stalls, order, strict=True)]
+        if max(stalls) > MAX_STALL:
+            return None
+    issued: dict[int, int] = {}
+    time = 0
+    for position, index in enumerate(order):
+        if position:
+            gap = gaps.get(index)
+            if gap is not None and gap > stalls[position - 1]:
+                time += gap - stalls[position - 1]
+                stalls[position - 1] = gap
+        needed = after_entry[index]
+        for u, cycles in predecessors[index].items():
+            earliest = issued[u] + cycles
+            if earliest > needed:
+                needed = earliest
+        port = ports.get(index)
+        if port is not None:
+            for earlier, cycles in spacings[port]:
+                neighbour = latest[earlier]
+                if neighbour is not None and issued[neighbour] + cycles > needed:
+                    needed = issued[neighbour] + cycles
+        if needed > time:
+            missing = needed - time
+            if position and stalls[position - 1] + missing <= MAX_STALL and order[position - 1] not in drains:
+                stalls[position - 1] += missing
+                time = needed
+            else:
+                demands = dict(predecessors[index])
+                for earlier, cycles in spacings[port] if port is not None else ():
+                    neighbour = latest[earlier]
+                    if neighbour is not None:
+                        demands[neighbour] = max(cycles, demands.get(neighbour, 0))
+                delayed = _delay(order[:position], stalls, issued, time, demands, after_entry[index], drains)
+                if delayed is None:
+                    return None
+                time = delayed
+        if port is not None:
+            latest[port] = index
+        issued[index] = time
+        time += stalls[position]
+    # The last instruction usually transfers control; its own stall is left as it is.
+    last = order[-1]
+    tail = stalls[-1]
+    demands = {i: cycles - tail for i, cycles in constraints.before_exit.items() if i != last}
+    begin = _delay(order[:-1], stalls, issued, issued[last], demands, constraints.duration - tail, drains)
+    if begin is None or tail < constraints.before_exit[last]:
+        return None
+    return [0 if i in drains else stall for i, stall in zip(order, stalls, strict=True)] if drains else stalls
+
+
+def _delay(
+    earlier: Sequence[int],
+    stalls: list[int],
+    issued: dict[int, int],
+    time: int,
+    demands: Mapping[int, int],
+    not_before: int,
+    drains: frozenset[int],
+) -> int | None:
+    """Raise stalls of `earlier` until the instruction after them issues late enough; the latest absorbs the delay first.
+
+    Distances that already hold only grow. `stalls`, by position, and `issued`, by instruction, are changed in place.
+
+    Args:
+        time: issue time of the instruction now.
+        demands: for each u in `earlier`: least distance from u.
+        not_before: least issue time.
+        drains: instructions whose stall cannot be raised.
+
+    Returns:
+        The new issue time, or None when no stall counts satisfy the demands.
+    """
+    for position in range(len(earlier) - 1, -2, -1):
+        needed = max([not_before] + [issued[u] + cycles for u, cycles in demands.items()])
+        if needed <= time:
+            return time
+        if position < 0:
+            break
+        if earlier[position] in drains:
+            continue
+        added = min(MAX_STALL - stalls[position], needed - time)
+        if added > 0:
+            stalls[position] += added
+            time += added
+            for i in earlier[position + 1 :]:
+                issued[i] += added
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Take the instruction in slot `source` to slot `target`; those in between shift by one."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMove:
+    """Take the `count` instructions from slot `source` on together, the first of them to slot `target`."""
+
+    source: int
+    count: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StallEdit:
+    """Change by `cycles` what the instruction in `slot` stalls beyond the least stall of the rules."""
+
+    slot: int
+    cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class YieldEdit:
+    """Flip whether the instruction in `slot` yields."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseEdit:
+    """Flip whether the instruction in `slot` keeps its source operand 0, 1 or 2 for its follower."""
+
+    slot: int
+    operand: int
+
+
+AnyMove = Move | ClusterMove | StallEdit | YieldEdit | ReuseEdit
+_KINDS: dict[str, type[AnyMove]] = {
+    "move": Move,
+    "cluster": ClusterMove,
+    "stall": StallEdit,
+    "yield": YieldEdit,
+    "reuse": ReuseEdit,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+MOVE_KINDS = tuple(_KINDS)
+"""Names of the kinds of moves, as JSON spells them."""
+
+
+def inverse_of(move: AnyMove) -> AnyMove:
+    """Return the move that takes another one back; a flip is its own inverse."""
+    match move:
+        case Move(source, target):
+            return Move(target, source)
+        case ClusterMove(source, count, target):
+            return ClusterMove(target, count, source)
+        case StallEdit(slot, cycles):
+            return StallEdit(slot, -cycles)
+    return move
+
+
+def kind_of(move: AnyMove) -> str:
+    """Return the name of a move's kind."""
+    return _NAMES[type(move)]
+
+
+def move_to_json(move: AnyMove) -> list[str | int]:
+    """Return a move as a list: its kind, then its numbers, such as `["cluster", 4, 2, 9]`."""
+    return [kind_of(move), *(getattr(move, name) for name in move.__slots__)]
+
+
+def move_from_json(value: object) -> AnyMove:
+    """Return the move that such a list spells.
+
+    Raises:
+        MoveError: it spells none.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and value[0] in MOVE_KINDS:
+        kind = _KINDS[value[0]]
+        numbers = value[1:]
+        if len(numbers) == len(kind.__slots__) and all(type(n) is int for n in numbers):
+            return kind(*numbers)
+    raise MoveError(f"wanted a move such as ['move', 3, 7], found {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

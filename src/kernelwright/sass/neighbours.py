@@ -9,16 +9,16 @@ from functools import lru_cache
 
 from kernelwright.sass.code.program import Block, Kernel
 from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
-from kernelwright.sass.scheduling.moves import (
+from kernelwright.sass.schedule import (
     MOVE_KINDS,
     AnyMove,
     ClusterMove,
     Move,
     ReuseEdit,
+    Schedule,
     StallEdit,
     YieldEdit,
 )
-from kernelwright.sass.scheduling.schedule import Schedule
 
 _LONGEST_CLUSTER = 8
 _FARTHEST_CLUSTER = 16

@@ -1,1 +1,0 @@
-"""Represents schedules of a kernel as states of a game: moves, their legality, and the stall counts that follow."""
