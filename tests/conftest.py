@@ -7,9 +7,10 @@ import gc
 import hashlib
 import os
 import ssl
+import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,6 +171,24 @@ def one_fork_server(_one_fork_server: type, monkeypatch: pytest.MonkeyPatch) -> 
     start and end start their own.
     """
     monkeypatch.setattr("kernelwright.judge.judge.ForkServer", _one_fork_server)
+
+
+@pytest.fixture
+def set_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the number of GPUs that torch finds."""
+    import torch
+
+    def set_gpus(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return set_gpus
+
+
+@pytest.fixture
+def set_arguments(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the arguments of a script that runs in this process."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", ["script", *map(str, words)])
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,8 @@ def test_every_script_has_its_sentence():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_printed(name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
+def test_help_is_printed(name, set_arguments, capsys):
+    set_arguments("--help")
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert end.value.code in (0, None)
@@ -138,20 +138,20 @@ def test_a_plan_of_searches_is_run_within_its_time_packed_and_goes_on(tmp_path, 
 
 
 @pytest.mark.exhaustive
-def test_coverage_of_intervals_is_simulated(tmp_path, monkeypatch):
+def test_coverage_of_intervals_is_simulated(tmp_path, set_arguments):
     import interval_coverage
 
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), "--runs", "20", "--scored-runs", "2", "--workers", "1"])
+    set_arguments(tmp_path, "--runs", "20", "--scored-runs", "2", "--workers", "1")
     interval_coverage.main()
     assert json.loads((tmp_path / "summary.json").read_text())
 
 
 @pytest.mark.exhaustive
-def test_how_busy_the_judge_keeps_a_device_is_measured(tmp_path, monkeypatch):
+def test_how_busy_the_judge_keeps_a_device_is_measured(tmp_path, set_arguments):
     import judge_throughput
 
     options = ["--device", "cpu", "--quick", "--evaluations", "2", "--seconds", "5", "--per-device", "1"]
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path), *options])
+    set_arguments(tmp_path, *options)
     judge_throughput.main()
     assert 0 < json.loads((tmp_path / "summary.json").read_text())["share_of_timing_alone"] < 1
 
@@ -245,13 +245,13 @@ def test_an_adapter_is_packed_as_its_change_and_loses_a_hundredth_of_it():
 
 @pytest.mark.exhaustive
 @pytest.mark.toolchain
-def test_a_machine_code_campaign_in_small_and_its_published_folder(tmp_path, monkeypatch):
+def test_a_machine_code_campaign_in_small_and_its_published_folder(tmp_path, set_arguments, monkeypatch):
     import sass_campaign
     from sass_publish import publish
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     options = ["--backend", "simulated-issue", "--agents", "greedy,random", "--budget", "30", "--kernels", "rope"]
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "out"), *options, "--side-by-side", "2", "--minutes", "5"])
+    set_arguments(tmp_path / "out", *options, "--side-by-side", "2", "--minutes", "5")
     sass_campaign.main()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"], summary["failed"]) == (1, 60, 0, [])

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import inspect
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -90,11 +89,11 @@ def test_verl_sees_a_coroutine_function_also_when_it_has_bound_arguments():
     assert inspect.iscoroutinefunction(partial(module("reward").compute_score, reward="log"))
 
 
-def test_the_data_set_has_what_verl_and_the_reward_read(tmp_path, monkeypatch):
+def test_the_data_set_has_what_verl_and_the_reward_read(tmp_path, set_arguments):
     datasets = pytest.importorskip("datasets")
     (tmp_path / "own.py").write_text(TASK["source"])
     out = tmp_path / "train.parquet"
-    monkeypatch.setattr(sys, "argv", ["make_dataset.py", str(out), "diag_matmul", str(tmp_path / "own.py")])
+    set_arguments(out, "diag_matmul", tmp_path / "own.py")
     module("make_dataset").main()
     first, second = datasets.Dataset.from_parquet(str(out), cache_dir=str(tmp_path))
     assert "ModelNew" in first["prompt"][-1]["content"]
@@ -102,9 +101,9 @@ def test_the_data_set_has_what_verl_and_the_reward_read(tmp_path, monkeypatch):
     assert json.loads(second["reward_model"]["ground_truth"]) == {"id": "own", "source": TASK["source"]}
 
 
-def test_a_task_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
+def test_a_task_that_is_not_there_is_one_line(tmp_path, set_arguments, capsys):
     pytest.importorskip("datasets")
-    monkeypatch.setattr(sys, "argv", ["make_dataset.py", str(tmp_path / "x.parquet"), "diag_matmu"])
+    set_arguments(tmp_path / "x.parquet", "diag_matmu")
     with pytest.raises(SystemExit) as ended:
         module("make_dataset").main()
     assert ended.value.code == 2

@@ -9,8 +9,8 @@ from kernelwright.errors import DeviceError
 from kernelwright.gpu.devices import devices_of, resolve_device
 
 
-def test_devices_by_name(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_devices_by_name(set_gpus):
+    set_gpus(0)
     assert resolve_device("cpu") == resolve_device("auto") == torch.device("cpu")
     with pytest.raises(DeviceError, match="finds none"):
         resolve_device("cuda")
@@ -18,19 +18,17 @@ def test_devices_by_name(monkeypatch):
         resolve_device("tpu")
     with pytest.raises(DeviceError, match="cuda:N"):
         resolve_device("cuda:99999999999999999999")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    set_gpus(2)
     assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
     assert resolve_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(DeviceError, match="2 GPUs"):
         resolve_device("cuda:2")
 
 
-def test_all_visible_gpus_are_meant_unless_one_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_all_visible_gpus_are_meant_unless_one_is_named(set_gpus):
+    set_gpus(2)
     assert devices_of("cuda") == devices_of("auto") == ["cuda:0", "cuda:1"]
     assert devices_of("cuda:1") == ["cuda:1"]
     assert devices_of("cpu") == ["cpu"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_gpus(0)
     assert devices_of("auto") == ["cpu"]

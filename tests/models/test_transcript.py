@@ -17,6 +17,7 @@ from kernelwright.errors import PolicyError, UsageError
 from kernelwright.models import local, pretrained, transcript, vllm_model
 from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, ModelAnswer, Prices, Sampling, Usage
 from kernelwright.models.transcript import AnswerLine, PromptLine, Recorded, Transcript, prompt_id
+from tests.forks import forked
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=8, seed=4)
 
@@ -121,22 +122,19 @@ def test_a_prompt_is_written_once(file):
 
 def test_a_killed_run_loses_no_answer_and_pays_none_twice(file):
     """Killed for good in the middle of the third answer's line."""
-    child = os.fork()
-    if child == 0:
-        try:
-            answers = Recorded(Scripted(), Transcript(file)).answers([conversation("a")], count=3, sampling=SAMPLING)
-            next(answers), next(answers)
 
-            def torn(path, lines):
-                with path.open("ab") as file:
-                    file.write("".join(lines).encode()[:50])
-                os.kill(os.getpid(), signal.SIGKILL)
+    def torn(path, lines):
+        with path.open("ab") as file:
+            file.write("".join(lines).encode()[:50])
+        os.kill(os.getpid(), signal.SIGKILL)
 
-            transcript.append_lines = torn
-            next(answers)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
+    def ask():
+        answers = Recorded(Scripted(), Transcript(file)).answers([conversation("a")], count=3, sampling=SAMPLING)
+        next(answers), next(answers)
+        transcript.append_lines = torn
+        next(answers)
+
+    _, status = os.waitpid(forked(ask, status=1), 0)
     assert os.WIFSIGNALED(status), "it came to its end"
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert not file.read_bytes().endswith(b"\n")

@@ -16,6 +16,8 @@ import pytest
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment, read_objects, require_possible
 from kernelwright.records import run_directory as module
+from kernelwright.records.run_directory import commit, processor
+from tests.forks import forked
 
 
 def evaluation(number):
@@ -64,14 +66,13 @@ def test_lines_that_are_no_records_are_skipped(tmp_path):
 def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path):
     run = RunDirectory(tmp_path)
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            for number in range(1_000_000):
-                run.append(evaluation(number))
-                os.write(writer, b"x")
-        finally:
-            os._exit(0)
+
+    def write():
+        for number in range(1_000_000):
+            run.append(evaluation(number))
+            os.write(writer, b"x")
+
+    pid = forked(write)
     for _ in range(5):
         os.read(reader, 1)
     os.kill(pid, signal.SIGKILL)
@@ -121,64 +122,49 @@ def test_the_environment_names_what_a_number_depends_on(monkeypatch):
     assert set(capture_environment("cpu")["packages"].values()) == {None}
 
 
-def test_gpus_come_from_the_driver_and_are_none_without_one(monkeypatch):
-    import torch
-
-    class Answer:
-        stdout = "NVIDIA H200, 570.1, 143771 MiB, 1980 MHz, 700.00 W\n\n"
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(module, "commit", lambda: "c")
-    monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: Answer)
+def test_gpus_come_from_the_driver_and_are_none_without_one(tmp_path, set_gpus, monkeypatch):
+    set_gpus(1)
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1, 143771 MiB, 1980 MHz, 700.00 W'\necho\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     assert capture_environment("cuda:0")["cuda_device_max_connections"] == "1"
     (gpu,) = capture_environment("cuda:0")["gpu"]
     assert (gpu["name"], gpu["driver_version"]) == ("NVIDIA H200", "570.1")
-
-    def missing(*arguments, **options):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(module.subprocess, "run", missing)
+    driver.unlink()
     assert capture_environment("cuda:0")["gpu"] == []
 
 
-def test_the_processor_is_named_from_the_kernel_or_by_python(monkeypatch):
-    monkeypatch.setattr(module.Path, "read_text", lambda self: "vendor: x\nmodel name\t: Fast 9000\n")
-    assert module.processor() == "Fast 9000"
-    monkeypatch.setattr(module.Path, "read_text", lambda self: "nothing")
-    assert module.processor() == platform.processor()
-
-    def unreadable(self):
-        raise OSError
-
-    monkeypatch.setattr(module.Path, "read_text", unreadable)
-    assert module.processor() == platform.processor()
+@pytest.mark.parametrize(
+    ("text", "name"), [("vendor: x\nmodel name\t: Fast 9000\n", "Fast 9000"), ("nothing", None), (None, None)]
+)
+def test_the_processor_is_named_from_the_kernel_or_by_python(tmp_path, text, name):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert processor(tmp_path / "cpuinfo") == (name or platform.processor())
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
-    """A package inside a checkout of its own."""
+def checkout(tmp_path):
+    """A checkout without a commit, and git with an author in it."""
     git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-C", str(tmp_path)]
-    place = tmp_path / "src" / "kernelwright" / "records" / "run_directory.py"
-    place.parent.mkdir(parents=True)
-    place.touch()
-    monkeypatch.setattr(module, "__file__", str(place))
     subprocess.run([*git, "init", "-q"], check=True)
     return tmp_path, git
 
 
 def test_the_commit_says_when_the_tree_differs(checkout):
     root, git = checkout
-    assert module.commit() is None
+    assert commit(root) is None
     (root / "file").write_text("a")
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
-    clean = module.commit()
+    clean = commit(root)
     assert len(clean) == 40
     (root / "untracked").touch()
-    assert module.commit() == clean
+    assert commit(root) == clean
     (root / "file").write_text("b")
-    assert module.commit() == clean + "+dirty"
+    assert commit(root) == clean + "+dirty"
 
 
 def test_asking_for_the_commit_writes_nothing_into_the_checkout(checkout):
@@ -188,28 +174,23 @@ def test_asking_for_the_commit_writes_nothing_into_the_checkout(checkout):
     subprocess.run([*git, "commit", "-q", "-m", "m"], check=True)
     os.utime(root / "file", (1, 1))
     before = (root / ".git" / "index").read_bytes()
-    assert len(module.commit()) == 40
+    assert len(commit(root)) == 40
     assert (root / ".git" / "index").read_bytes() == before, "git would note what it saw, under a lock"
 
 
 def test_without_git_there_is_no_commit(checkout, monkeypatch):
-    def missing(*arguments, **options):
-        raise FileNotFoundError
-
-    monkeypatch.setattr(module.subprocess, "run", missing)
-    assert module.commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert commit(checkout[0]) is None
 
 
 def test_outside_a_checkout_the_builder_may_name_the_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "a" / "b" / "c" / "run_directory.py"))
     monkeypatch.setenv("KERNELWRIGHT_COMMIT", "abc")
-    assert module.commit() == "abc"
+    assert commit(tmp_path) == "abc"
     (tmp_path / ".git").mkdir()  # of whoever copied the files
-    assert module.commit() == "abc"
+    assert commit(tmp_path) == "abc"
     (tmp_path / ".git").rmdir()
     monkeypatch.delenv("KERNELWRIGHT_COMMIT")
-    assert module.commit() is None
-    assert Path(module.__file__).parent.exists() is False
+    assert commit(tmp_path) is None
 
 
 # --- claiming -------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_the_kernel_computes_what_pytorchs_layers_do(name, options, tmp_path):
         kinds = 2 if layers.kind == "lstm" else 1
         states = tuple(torch.randn(kinds, layers.layers * layers.directions, layers.batch, layers.hidden))
         call = (bias, layers.layers, 0.0, False, layers.directions == 2, batch_first)
-        parameters = [one.detach() for one in net._flat_weights]
+        parameters = [one.detach() for one in net.parameters()]
         ours = emitted(library, layers, call).launch(x, states, parameters)
         given = [one.double() for one in states]
         with torch.no_grad():
@@ -117,7 +117,7 @@ def test_a_state_whose_bits_mean_unwritten_is_another_nan(tmp_path):
     x = torch.randn(4, 2, 4)
     x.view(torch.int32)[1, 0, 2] = -1
     states = tuple(torch.randn(2, 2, 2, 4))
-    parameters = [one.detach() for one in net._flat_weights]
+    parameters = [one.detach() for one in net.parameters()]
     outputs, *_ = emitted(library, layers, (True, 2, 0.0, False, False, False)).launch(x, states, parameters)
     assert outputs[1:, 0].isnan().all()
     assert (outputs[1:, 0].view(torch.int32) != -1).all()

@@ -31,6 +31,8 @@ R = TypeVar("R", bound=BaseModel)
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", "model", _LOCK}
 """Files of a directory in which nothing has been found out."""
+_ROOT = Path(__file__).resolve().parents[3]
+"""Root of the checkout, where this file lies in one."""
 
 
 class RunDirectory:
@@ -292,10 +294,10 @@ def _gpus() -> list[dict[str, str]]:
     return [dict(zip(fields, map(str.strip, line.split(",")), strict=False)) for line in text.splitlines() if line.strip()]
 
 
-def processor() -> str:
-    """Name of this machine's processor."""
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of this machine's processor, as the kernel lists it or else as Python has it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in cpuinfo.read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -303,14 +305,13 @@ def processor() -> str:
     return platform.processor()
 
 
-def commit() -> str | None:
-    """The commit of this checkout, with `+dirty` when the tree differs from it; None outside a checkout.
+def commit(root: Path = _ROOT) -> str | None:
+    """The commit of this package's checkout, with `+dirty` when the tree differs from it; None outside a checkout.
 
     A copy of the files, which cannot know, is told by KERNELWRIGHT_COMMIT.
     """
     if told := os.environ.get("KERNELWRIGHT_COMMIT"):
         return told
-    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:

@@ -16,7 +16,6 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.check import bounds
-from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import _change, _swap
 from kernelwright.judge.check.compare import Distance, apart, round_mantissa
 from kernelwright.judge.check.examiner import Examiner
@@ -175,7 +174,7 @@ def spectrum_by_products(x):
     return x.to(torch.complex64) @ waves
 
 
-def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch):
+def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it():
     one = checker(SPECTRUM, spectrum_by_products)
     before = posed(one, CONSTANT).tolerance.allowed
     after = judged(one, CONSTANT).tolerance
@@ -183,7 +182,7 @@ def test_an_element_may_be_as_wrong_as_rounding_the_inputs_makes_it(monkeypatch)
     assert after.allowed.rms == pytest.approx(before.rms, rel=0.5)
     assert one.tolerances[CONSTANT] == (after.allowed + after.reference) * 2.0
     assert one.trial.findings.checks["sets"]["constant"]["allowed"]["worst"] == after.allowed.worst
-    monkeypatch.setattr(Bounds, "conditioned", lambda self, question: question)
+    one.bounds.conditioned = lambda question: question
     with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
@@ -263,11 +262,11 @@ def with_channels_last(x):
     return normalised(x.contiguous(memory_format=torch.channels_last), FILTER).contiguous()
 
 
-def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too(monkeypatch):
+def test_what_the_reference_loses_with_channels_last_a_candidate_may_lose_too():
     one = checker(NORMALISED, with_channels_last)
     judged(one)
     judged(one, CONSTANT)
-    monkeypatch.setattr(Bounds, "norms_summed_otherwise", lambda self, question: [])
+    one.bounds.norms_summed_otherwise = lambda question: []
     with pytest.raises(RejectionError):
         judged(one, CONSTANT)
 
@@ -329,11 +328,11 @@ def in_tf32(first, second):
     return ((round_mantissa(first, 10) - round_mantissa(second, 10)) ** 2).mean(-1)
 
 
-def test_a_loss_that_sums_in_series_is_accepted_on_every_set(monkeypatch):
+def test_a_loss_that_sums_in_series_is_accepted_on_every_set():
     one = checker(MEAN_LOSS, in_series)
     judged(one)
     judged(one, BIASED)
-    monkeypatch.setattr(Bounds, "summed_otherwise", lambda self, question: question)
+    one.bounds.summed_otherwise = lambda question: question
     with pytest.raises(RejectionError):
         judged(one)
 
@@ -347,17 +346,17 @@ def test_the_same_loss_in_tf32_is_rejected_where_its_errors_do_not_average_away(
     judged(one)
 
 
-def test_no_order_of_sums_explains_half_of_what_shows_lower_precision(monkeypatch):
+def test_no_order_of_sums_explains_half_of_what_shows_lower_precision():
     one = checker(MEAN_LOSS)
     question = posed(one)
-    monkeypatch.setattr(Bounds, "_ask_biased", lambda self, question: None)
+    one.bounds.ask_biased = lambda question: None
     before = question.tolerance.allowed.rms
     for told, limit in (
         ({0: (0, 1e-6)}, max(5e-7, before)),
         ({0: (0, 1.0)}, 2**-24 * 32768**0.5),
         ({}, 2**-24 * 32768**0.5),
     ):
-        one.bounds._told = told
+        one.bounds.told = told
         assert one.bounds.summed_otherwise(question).tolerance.allowed.rms == pytest.approx(limit)
 
 
@@ -543,13 +542,13 @@ def test_tf32_is_what_ampere_and_later_have_and_strictness_takes_away(simulated_
     assert replace(trial, settings=settings, facts=facts).lets_cudnn_use_tf32 is lets
 
 
-def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32, monkeypatch):
+def test_where_tf32_leads_out_of_the_domain_nothing_is_permitted(tf32):
     one = convolution(bits=10)
 
     def out(*given, **options):
         raise OutOfDomainError("so it is")
 
-    monkeypatch.setattr(one.trial.facts.oracle, "with_tf32", out)
+    one.trial.facts.oracle.with_tf32 = out
     with pytest.raises(RejectionError):
         judged(one)
 

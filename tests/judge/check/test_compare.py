@@ -370,14 +370,20 @@ def test_where_only_zeros_are_wanted_an_error_counts_as_it_is():
     assert distance(rounding, torch.zeros(100, dtype=torch.float64)) == Distance(pytest.approx(7e-9), pytest.approx(7e-9))
 
 
+@pytest.fixture
+def set_part(monkeypatch):
+    """Sets the elements that are compared at once."""
+    return lambda part: monkeypatch.setattr(input_sets, "PART", part)
+
+
 @pytest.mark.parametrize("shape", [(7, 5, 3), (11,), (9, 1), (6, 4), (1, 30), ()])
 @pytest.mark.parametrize("part", [1, 4, 10])
-def test_large_outputs_are_compared_in_parts(monkeypatch, shape, part):
+def test_large_outputs_are_compared_in_parts(set_part, shape, part):
     generator = torch.Generator().manual_seed(0)
     truth = torch.randn(shape, generator=generator, dtype=torch.float64)
     actual = (truth + 1e-3 * torch.randn(shape, generator=generator)).float()
     whole = distance(actual, truth)
-    monkeypatch.setattr(input_sets, "PART", part)
+    set_part(part)
     parts = distance(actual, truth)
     assert parts.rms == pytest.approx(whole.rms, rel=1e-12)
     assert parts.worst == pytest.approx(whole.worst, rel=1e-12)
@@ -427,8 +433,8 @@ def _odd(values):
     ],
 )
 @pytest.mark.parametrize("part", [1, 4])
-def test_parts_tell_what_the_whole_tells_of_odd_values_and_shapes(monkeypatch, actual, truth, part):
+def test_parts_tell_what_the_whole_tells_of_odd_values_and_shapes(set_part, actual, truth, part):
     whole = distance(actual, truth)
-    monkeypatch.setattr(input_sets, "PART", part)
+    set_part(part)
     found = distance(actual, truth)
     assert (found.rms, found.worst, found.differing) == pytest.approx((whole.rms, whole.worst, whole.differing), rel=1e-12)

@@ -11,6 +11,7 @@ import pytest
 
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.sessions import Session, anonymous_bytes, session_members, signal_each
+from tests.forks import forked
 
 GONE = 2**22 + 1
 """An id that no process has."""
@@ -59,18 +60,14 @@ def test_members_of_a_session_are_found_and_ended_whole(reaper):
 
 
 def test_a_session_that_is_dead_already_keeps_its_status(reaper):
-    if (pid := os.fork()) == 0:
-        os._exit(7)
+    pid = forked(lambda: None, status=7)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert Session(pid, 1 << 40, 100).end().exit_code == 7
 
 
 def test_a_worker_on_its_way_out_is_waited_for(reaper):
     """It lives when it is asked about first; killed then, it would not show how it left."""
-    if (pid := os.fork()) == 0:
-        os.setsid()
-        time.sleep(0.1)
-        os._exit(7)
+    pid = forked(lambda: (os.setsid(), time.sleep(0.1)), status=7)
     assert Session(pid, 1 << 40, 100).end(grace_s=60.0).exit_code == 7
 
 
@@ -83,9 +80,7 @@ def test_a_worker_that_does_not_leave_in_time_is_killed(reaper):
 
 def test_a_worker_that_was_just_forked_is_ended_as_well():
     """It has no session of its own yet, in which it would be looked for."""
-    if (pid := os.fork()) == 0:
-        select.select([], [], [], 20)  # would leave by itself then, and say so
-        os._exit(7)
+    pid = forked(lambda: select.select([], [], [], 20), status=7)  # would leave by itself then, and say so
     assert Session(pid, 1 << 40, 100).end().exit_code == -signal.SIGKILL
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,7 @@ INPUTS = [torch.ones(3)]
 STATE = {"weight": torch.full((2,), 5.0)}
 
 
-def side(tmp_path, request, *, device="cpu", role="reference"):
+def side(tmp_path, request, *, device="cpu", role="reference", alone=False, **limits):
     """Of a worker that answers with `request(op)`, its arenas in this process."""
 
     def start(spec, settings):
@@ -39,9 +38,9 @@ def side(tmp_path, request, *, device="cpu", role="reference"):
         directory=tmp_path,
         build=tmp_path,
         arena_bytes=shapes.arena_bytes,
-        gate=SimpleNamespace(alone=False),
+        gate=SimpleNamespace(alone=alone),
     )
-    return Side(SimpleNamespace(start=start), Settings.quick(threads=1), shapes, spec)
+    return Side(SimpleNamespace(start=start), Settings.quick(threads=1, **limits), shapes, spec)
 
 
 @pytest.mark.parametrize(
@@ -256,11 +255,10 @@ def test_the_latest_call_is_the_one_whose_operators_are_asked_for(tmp_path, monk
     ("role", "alone", "seconds"), [("candidate", True, 25.0), ("candidate", False, 10.0), ("reference", True, 10.0)]
 )
 def test_a_candidate_that_others_wait_for_has_little_more_time_than_it_has_needed(tmp_path, role, alone, seconds):
-    one = side(tmp_path, lambda op: ANSWER, role=role)
+    limit_s = 100.0 if alone and role == "candidate" else 5.0
+    one = side(tmp_path, lambda op: ANSWER, role=role, alone=alone, run_limit_s=limit_s)
     assert one.limit_s() == 60.0, "compilers work in the first call"
     one.call(one.place(INPUTS, 0))
-    one._spec = replace(one._spec, gate=SimpleNamespace(alone=alone))
-    one._settings = Settings.quick(threads=1, run_limit_s=100.0 if alone and role == "candidate" else 5.0)
     one.calls_us = [1e6, 500.0]
     assert one.limit_s(calls=2) == seconds
     waits = role == "candidate" and alone

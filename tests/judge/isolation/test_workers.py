@@ -73,46 +73,43 @@ RELU = task("torch.relu(self.linear(x))")
 WIDER = task("torch.sigmoid(self.linear(x)) * 2", size=32)
 
 
-@pytest.mark.exhaustive
-def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, monkeypatch):
-    started = []
-    spawn = judge.fork_server.spawn
+@pytest.fixture
+def started(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """Role, build folder and process id of each worker that is forked."""
+    seen, spawn = [], judge.fork_server.spawn
 
-    def counted(config, files):
-        started.append((config["role"], pid := spawn(config, files)))
+    def spawn_seen(config, files):
+        seen.append((config["role"], config["build"], pid := spawn(config, files)))
         return pid
 
-    monkeypatch.setattr(judge.fork_server, "spawn", counted)
+    monkeypatch.setattr(judge.fork_server, "spawn", spawn_seen)
+    return seen
+
+
+@pytest.mark.exhaustive
+def test_references_serve_one_task_after_another_and_candidates_are_always_fresh(judge, started):
     for made in (RELU, WIDER, RELU):
         accepted = judge.evaluate(made, candidate(made))
         assert accepted.verdict == "accepted", accepted.detail
         wrong = judge.evaluate(made, Candidate(source=candidate(made).source.replace("(x))", "(x)) + 1e-2"), policy="test"))
         assert wrong.reason is Reason.WRONG_OUTPUT
-    assert [role for role, _ in started].count("reference") == 1
+    assert [role for role, *_ in started].count("reference") == 1
     timed = judge.settings.model_copy(update={"timed": True, "processes_min": 1, "processes_max": 1})
     judge.evaluate(RELU, candidate(RELU), settings=timed)  # whatever a busy machine makes of it
-    assert [role for role, _ in started].count("reference") == 3  # one checks, two are timed
-    candidates = [pid for role, pid in started if role == "candidate"]
+    assert [role for role, *_ in started].count("reference") == 3  # one checks, two are timed
+    candidates = [pid for role, _, pid in started if role == "candidate"]
     assert len(set(candidates)) == len(candidates) >= 3 * 2 + 2
     assert len(waiting(judge)) == 3
 
 
 @pytest.mark.exhaustive
-def test_baselines_have_processes_of_their_own_kind(judge, monkeypatch):
-    started = []
-    spawn = judge.fork_server.spawn
-
-    def counted(config, files):
-        started.append((config["role"], config["build"]))
-        return spawn(config, files)
-
-    monkeypatch.setattr(judge.fork_server, "spawn", counted)
+def test_baselines_have_processes_of_their_own_kind(judge, started):
     settings = judge.settings.model_copy(update={"timed": True, "blocks": 2, "triple_s": 0.0})
     for made in (RELU, WIDER, RELU):
         source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
         both = [Candidate(source=f"{source}# {name}", policy="test", techniques=(name,)) for name in ("one", "other")]
         assert [found.accepted for found in rotate(judge, made, both, settings=settings)] == [True, True]
-    builds = [build for role, build in started if role == "baseline"]
+    builds = [build for role, build, _ in started if role == "baseline"]
     assert len(builds) == len(set(builds)) == 2, "one process and one folder of caches for each kind"
 
 

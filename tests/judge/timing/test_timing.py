@@ -181,8 +181,16 @@ def test_of_large_outputs_only_the_candidates_are_kept_and_never_the_last_before
     assert {run_of(trial).hold_at for _ in range(100)} == set(range(last + 1))
 
 
-def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(monkeypatch):
-    now_s, entered = 0.0, []
+@pytest.fixture
+def simulated_time(monkeypatch):
+    """Time of the loop over blocks, which passes only where a test lets it."""
+    time = SimpleNamespace(now_s=0.0, perf_counter=lambda: time.now_s)
+    monkeypatch.setattr(timing, "time", time)
+    return time
+
+
+def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(simulated_time):
+    entered = []
 
     @contextlib.contextmanager
     def gate(shared=False):
@@ -207,8 +215,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
                 return Run.done < wanted
 
             def block(self):
-                nonlocal now_s
-                now_s += block_s
+                simulated_time.now_s += block_s
                 entered[-1] += 1
                 Run.done += 1
 
@@ -219,7 +226,6 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(0, given, against_truth=False)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
     assert blocks_for_each_entry(timing.ALONE_S / 3.5, 10) == [4, 4, 2]
     assert blocks_for_each_entry(timing.ALONE_S * 3, 3) == [1, 1, 1]
 

@@ -79,7 +79,7 @@ class Bounds:
         """Number of input sets that told the task's precision from the next lower one, by output."""
         self._terms: int | None = None
         """Terms of the reference's longest sum; None while it is not known."""
-        self._told = dict[int, tuple[int, float]]()
+        self.told = dict[int, tuple[int, float]]()
         """By output: lower precisions that were passed over, as a negative number, and the error of the next one, on the set
         that shows it best."""
         self._asked_biased = False
@@ -170,9 +170,9 @@ class Bounds:
     def _reordered(self, index: int) -> Distance:
         """Error of an output that another order of its sums explains, below what shows lower precision on some set."""
         found = reordered(self._terms or 1, self._trial.facts.output_dtypes[index])
-        if index not in self._told:
+        if index not in self.told:
             return found
-        return replace(found, rms=min(found.rms, self._trial.settings.lower_precision_share * self._told[index][1]))
+        return replace(found, rms=min(found.rms, self._trial.settings.lower_precision_share * self.told[index][1]))
 
     def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
         """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
@@ -210,7 +210,7 @@ class Bounds:
         if not question.has_float64:
             return question
         limits = [question.tolerance.allowed, *self.norms_summed_otherwise(question)]
-        self._ask_biased(question)
+        self.ask_biased(question)
         limits.append(of_outputs([self._reordered(index) for index in range(len(question.truth))]))
         return question.allowing(combined(_never_narrower, *limits))
 
@@ -239,7 +239,7 @@ class Bounds:
         every = range(len(question.truth))
         return [of_outputs([(wider.allowed if index in calibrated else legal).of(index) for index in every])]
 
-    def _ask_biased(self, question: Question) -> None:
+    def ask_biased(self, question: Question) -> None:
         """Learn of which outputs the set `biased` tells precisions, from the reference alone; once."""
         if self._asked_biased:
             return
@@ -328,7 +328,7 @@ class Bounds:
         lowers = [one.lower for one in found if one.lower is not None]
         for index, one in enumerate(found):
             if one.lower is not None:
-                self._told[index] = max(self._told.get(index, (-one.passed_over, 0.0)), (-one.passed_over, one.lower.rms))
+                self.told[index] = max(self.told.get(index, (-one.passed_over, 0.0)), (-one.passed_over, one.lower.rms))
         return Tolerance(
             of_outputs([one.allowed for one in found]),
             reference,
