@@ -1,6 +1,6 @@
 """Holds the passes that make candidates: rules, kernels from templates, fused kernels, wrappers.
 
-To add a technique, write a class here or in a file of its own and name it in `PASSES`.
+To add a technique, write a class here and name it in `PASSES`.
 """
 
 from __future__ import annotations
