@@ -958,11 +958,12 @@ def test_an_evaluation_says_where_its_time_went(judge, monkeypatch):
     assert "candidate call" not in failed  # which was the evaluation's before
 
 
-def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(judge_module, "ForkServer", None)
+def test_a_judge_for_a_gpu_that_is_not_there_starts_nothing(judge, set_gpus):
+    set_gpus(0)
+    before = children_of(os.getpid())
     with pytest.raises(DeviceError):
         Judge("cuda")
+    assert children_of(os.getpid()) == before
 
 
 @pytest.mark.parametrize(("device", "threads"), [("cpu", 1), ("cuda:0", 2)])

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,7 @@ from kernelwright.judge.isolation.sessions import session_members
 from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders
 from tests.judge.snippets import RELU, candidate
 
-
-@pytest.fixture(autouse=True)
-def own_place(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("temporary")
 
 
 def test_a_folder_of_a_living_judge_stays_and_goes_with_all_that_is_in_it(tmp_path):

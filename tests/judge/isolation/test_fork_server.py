@@ -198,16 +198,16 @@ def test_a_fork_server_that_is_gone_is_a_sandbox_error(sleepy):
         sleepy.end(1)
 
 
-def test_a_fork_server_that_does_not_go_is_killed(sleepy, monkeypatch):
+def test_a_fork_server_that_does_not_go_is_killed(sleepy):
     wait = sleepy.process.wait
-    sleepy._has_forked = True  # else it is killed without being asked
+    sleepy.has_forked = True  # else it is killed without being asked
 
     def impatient(timeout=None):
         if timeout is not None:
             raise subprocess.TimeoutExpired("sleep", timeout)
         return wait()
 
-    monkeypatch.setattr(sleepy.process, "wait", impatient)
+    sleepy.process.wait = impatient
     sleepy.close()
     assert sleepy.process.returncode == -signal.SIGKILL
 

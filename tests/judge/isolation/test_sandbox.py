@@ -270,13 +270,12 @@ def test_only_a_gpu_opens_the_drivers_devices(kernel, tmp_path, monkeypatch):
     assert not {Path("/dev/nvidia3"), Path("/dev/shm")} & set(opened)
 
 
-def test_the_device_files_of_the_driver(monkeypatch, tmp_path):
+def test_the_device_files_of_the_driver(tmp_path):
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     (tmp_path / "nvidia-caps").mkdir()
     (tmp_path / "nvidia-caps" / "cap1").touch()
-    monkeypatch.setattr(sandbox, "Path", lambda text: tmp_path / str(text).removeprefix("/dev").lstrip("/"))
-    names = {path.name for path in sandbox.gpu_nodes()}
+    names = {path.name for path in sandbox.gpu_nodes(tmp_path)}
     assert names == {"nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps", "cap1"}
 
 

@@ -105,7 +105,8 @@ class ForkServer:
         self.keep_off(off)  # before it has any other thread
         theirs.close()
         self._channel = Channel(ours)
-        self._has_forked = False
+        self.has_forked = False
+        """Whether a worker was asked for: before that it may still be importing torch, and is killed."""
         self._turn = threading.Lock()
         """Workers of one process triple start beside one another; the channel serves one request at a time."""
 
@@ -117,7 +118,7 @@ class ForkServer:
 
     def spawn(self, config: dict[str, Any], files: list[int]) -> int:
         """Fork a worker; `files[0]` is its end of the channel. Returns its process id, which is its session's too."""
-        self._has_forked = True
+        self.has_forked = True
         return int(self._ask({"spawn": config, "files": len(files)}, 120.0, files)["pid"])
 
     def end(self, pid: int, grace_s: float = 0.0) -> Ending:
@@ -144,7 +145,7 @@ class ForkServer:
     def close(self) -> None:
         """End the fork server; workers still alive die with it."""
         self._channel.close()
-        if not self._has_forked:
+        if not self.has_forked:
             self.process.kill()  # it may still be importing torch
         try:
             self.process.wait(timeout=10)

@@ -230,17 +230,17 @@ class Worker:
         self._settings = settings
         self._take(spec)
         spec.build.mkdir(mode=0o700, exist_ok=True)
-        self._private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
-        self._private.mkdir(mode=0o700)
+        self.private = spec.directory / f"{spec.role}-{secrets.token_hex(6)}"
+        self.private.mkdir(mode=0o700)
         # Opened before the candidate can put anything else in their places.
-        self._stack = os.open(self._private / STACK_LOG, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.mkfifo(self._private / ASKED, 0o600)
-        self._asked = os.open(self._private / ASKED, os.O_RDWR)
+        self._stack = os.open(self.private / STACK_LOG, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        os.mkfifo(self.private / ASKED, 0o600)
+        self._asked = os.open(self.private / ASKED, os.O_RDWR)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         config = self._task | {
             "device": spec.device,
             "program": spec.program,
-            "private": str(self._private),
+            "private": str(self.private),
             "build": str(spec.build),
             **_of_the_process(settings),
         }
@@ -252,7 +252,7 @@ class Worker:
         self.spent_us: defaultdict[str, float] = defaultdict(float, start=(time.perf_counter_ns() - start_ns) / 1e3)
         """Microseconds that its start and its requests have taken by the parent's clock, by kind."""
         self.channel = Channel(ours)
-        self._cpu_clock = _process_clock(self.pid)
+        self.cpu_clock = process_clock(self.pid)
         self._answered_cpu_us: float | None = None
         self._still = False
         self._paused: list[int] = []
@@ -320,7 +320,7 @@ class Worker:
         if self.channel.pending():
             # A harness speaks only when spoken to; an answer prepared in advance is a forgery.
             raise self._failure(Reason.PROTOCOL_VIOLATION, "something was written to the channel between two requests")
-        cpu_before = self._cpu_us()
+        cpu_before = self.cpu_us()
         timed_out = Reason.BUILD_TIMEOUT if op == "build" else Reason.RUN_TIMEOUT
         try:
             with self.spec.gate.request() as lock:
@@ -344,7 +344,7 @@ class Worker:
             raise self._death(op) from None
         if answer.get("nonce") != nonce:
             raise self._failure(Reason.PROTOCOL_VIOLATION, "an answer did not carry its request's nonce")
-        cpu_after_us = self._cpu_us()
+        cpu_after_us = self.cpu_us()
         if self._still:
             self.pause()
         outer_us = (stop_ns - start_ns) / 1e3 - stopped_s * 1e6
@@ -383,9 +383,10 @@ class Worker:
         """Microseconds that its requests have taken so far."""
         return sum(us for op, us in self.spent_us.items() if op != "start")
 
-    def _cpu_us(self) -> float:
+    def cpu_us(self) -> float:
+        """Processor time of the worker so far, microseconds; as of its latest answer where it has died."""
         try:
-            return time.clock_gettime_ns(self._cpu_clock) / 1e3
+            return time.clock_gettime_ns(self.cpu_clock) / 1e3
         except OSError:
             return self._answered_cpu_us or 0.0  # it has died; the next read of the channel says so
 
@@ -395,7 +396,7 @@ class Worker:
         for pid in session_members(self.pid):
             if pid != self.pid:
                 with contextlib.suppress(OSError):  # it ended while we looked
-                    total += time.clock_gettime_ns(_process_clock(pid)) / 1e3
+                    total += time.clock_gettime_ns(process_clock(pid)) / 1e3
         return total
 
     def run_on(self, cores: Iterable[int]) -> None:
@@ -500,7 +501,7 @@ class Worker:
     def discard(self) -> None:
         """Close and remove the private directory."""
         self.close()
-        remove_tree(self._private)
+        remove_tree(self.private)
 
 
 @contextlib.contextmanager
@@ -526,7 +527,7 @@ def _of_the_process(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(include=chosen) | {"threads": settings.threads or len(os.sched_getaffinity(0))}
 
 
-def _process_clock(pid: int) -> int:
+def process_clock(pid: int) -> int:
     """The kernel's clock of another process's processor time (clock_getcpuclockid(3))."""
     clock = ctypes.c_int()
     status = ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock))

@@ -107,9 +107,9 @@ def restrict_files(writable: tuple[Path, ...], readable: tuple[Path, ...], devic
     return True
 
 
-def gpu_nodes() -> list[Path]:
+def gpu_nodes(devices: Path = Path("/dev")) -> list[Path]:
     """Device files of NVIDIA's driver."""
-    return [*Path("/dev").glob("nvidia*"), *Path("/dev/nvidia-caps").glob("*")]
+    return [*devices.glob("nvidia*"), *devices.glob("nvidia-caps/*")]
 
 
 # --- seccomp ------------------------------------------------------------------------------------------------------
