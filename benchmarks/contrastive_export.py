@@ -89,7 +89,7 @@ def _copy(path: Path, target: Path) -> None:
 
 
 def _is_newest(path: Path, run: Path) -> bool:
-    from kernelwright.contrastive.optimiser import checkpoints_in
+    from kernelwright.contrastive.fitting import checkpoints_in
 
     found = checkpoints_in(run / "checkpoints")
     return bool(found) and found[-1] in path.parents

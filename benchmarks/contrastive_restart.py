@@ -27,11 +27,11 @@ from publishing import copy_plain, from_command_line, require_new
 
 from kernelwright import config as settings
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
+from kernelwright.contrastive.held_out import split_of
 from kernelwright.contrastive.prompts import Prompt, fill
 from kernelwright.contrastive.samples import Rollout, RolloutLog, Sample, write_drawn
-from kernelwright.contrastive.self_supervised import round_folder
 from kernelwright.contrastive.settings import TasksSection
-from kernelwright.contrastive.split import split_of
+from kernelwright.contrastive.supervised import round_folder
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, Task, append_lines
 

@@ -31,17 +31,18 @@ from kernelwright.contrastive.context import StageContext, stage_context
 from kernelwright.contrastive.exemplars import ExemplarDatabase
 from kernelwright.contrastive.held_out import (
     HeldOutResult,
+    TaskSplit,
     compared,
     evaluate_held_out,
     geomean,
     read_result,
+    split_of,
     summary,
     techniques_used,
 )
 from kernelwright.contrastive.metrics import hack_reasons, run_metrics, write_hacks
 from kernelwright.contrastive.reinforcement import train_contrastive
 from kernelwright.contrastive.samplers import CONTRASTIVE
-from kernelwright.contrastive.self_supervised import train_self_supervised
 from kernelwright.contrastive.settings import (
     STAGES,
     CheckerSection,
@@ -52,8 +53,7 @@ from kernelwright.contrastive.settings import (
     SupervisedConfig,
     stage_from,
 )
-from kernelwright.contrastive.split import TaskSplit, split_of
-from kernelwright.contrastive.supervised import examples_of, train_supervised
+from kernelwright.contrastive.supervised import examples_of, train_self_supervised, train_supervised
 from kernelwright.contrastive.trained_model import require_base
 from kernelwright.errors import ConfigError, KernelwrightError, UsageError
 from kernelwright.records import RunDirectory

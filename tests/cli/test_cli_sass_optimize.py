@@ -12,7 +12,7 @@ from kernelwright.cli import main
 from kernelwright.cli.sass import ARCHITECTURES
 from kernelwright.errors import DeviceError
 from kernelwright.gpu.target import corpus_specs
-from kernelwright.sass.code import elf
+from kernelwright.sass import elf
 
 CONTRACT = {"target", "kernel", "run", "backend", "unit", "simulated", "schedules", "best"}
 

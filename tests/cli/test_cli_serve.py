@@ -239,7 +239,7 @@ def test_a_device_that_is_not_there_is_infrastructure(place, capsys):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
-    from kernelwright.execution.service import server
+    from kernelwright.execution.service import app
 
     def ready_then_signal(app, queue, listener, drain_s, ready):
         def on_ready():
@@ -248,8 +248,8 @@ def test_how_it_ended_is_its_status(place, capsys, monkeypatch, number, status):
 
         return run(app, queue, listener, drain_s, on_ready)
 
-    run = server.run
-    monkeypatch.setattr(server, "run", ready_then_signal)
+    run = app.run
+    monkeypatch.setattr(app, "run", ready_then_signal)
     monkeypatch.setenv("KERNELWRIGHT_TOKEN", TOKEN)
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -9,10 +9,9 @@ import os
 import pytest
 import torch
 
-from kernelwright.contrastive.fitting import Example, fit
+from kernelwright.contrastive.fitting import Example, Optimiser, fit
 from kernelwright.contrastive.grpo import PolicyGradient, set_advantages
 from kernelwright.contrastive.metrics import MetricsLog
-from kernelwright.contrastive.optimiser import Optimiser
 from kernelwright.contrastive.prompts import Prompt
 from kernelwright.contrastive.samples import Sample, TokenizedSample
 from kernelwright.contrastive.settings import FittingSection, GrpoSection, ModelSection, OptimiserSection

@@ -4,9 +4,9 @@ import pytest
 
 from kernelwright.contrastive.answers import parse_answer
 from kernelwright.contrastive.fitting import answer_text, read_examples
+from kernelwright.contrastive.held_out import TaskSplit
 from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
 from kernelwright.contrastive.settings import PromptSection, stage_from
-from kernelwright.contrastive.split import TaskSplit
 from kernelwright.contrastive.supervised import augment, train_supervised
 from kernelwright.contrastive.teachers import ChatTeacher, copied_forward, graphed, shortened, teacher_named
 from kernelwright.errors import ConfigError

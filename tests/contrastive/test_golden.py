@@ -13,14 +13,12 @@ import pytest
 
 from kernelwright.contrastive.context import ModelAccess
 from kernelwright.contrastive.hacks import HackDatabase, StructuralChecker
-from kernelwright.contrastive.held_out import evaluate_held_out
+from kernelwright.contrastive.held_out import TaskSplit, evaluate_held_out
 from kernelwright.contrastive.metrics import MetricsLog
 from kernelwright.contrastive.reinforcement import train_contrastive
 from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.self_supervised import train_self_supervised
 from kernelwright.contrastive.settings import HeldOutConfig, PromptSection, stage_from
-from kernelwright.contrastive.split import TaskSplit
-from kernelwright.contrastive.supervised import train_supervised
+from kernelwright.contrastive.supervised import train_self_supervised, train_supervised
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.judge import Settings
 from kernelwright.records import RunDirectory

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.contrastive.held_out import TaskSplit
 from kernelwright.contrastive.samplers import CONTRASTIVE
-from kernelwright.contrastive.split import TaskSplit
 from kernelwright.errors import UsageError
 from tests.contrastive.toys import ToyJudge, toy_context, toy_tasks
 

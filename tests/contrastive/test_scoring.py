@@ -11,8 +11,8 @@ from kernelwright.contrastive.hacks import Review, Vote
 from kernelwright.contrastive.metrics import CHEATING, hack_reasons, rollout_metrics, write_hacks
 from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
 from kernelwright.contrastive.samples import RolloutLog, read_drawn, write_drawn
-from kernelwright.contrastive.self_supervised import examples_of_successes
 from kernelwright.contrastive.settings import SamplingSection, stage_from
+from kernelwright.contrastive.supervised import examples_of_successes
 from kernelwright.errors import InfrastructureError
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Reason, Verdict
@@ -223,7 +223,7 @@ def test_cheats_are_written_down_each_once_the_most_frequent_first(tmp_path):
 
 def test_an_answer_that_is_learnt_from_ends_as_it_was_sampled(monkeypatch):
     """Of Qwen's chat models the tokenizer's end of sequence is another token than the one that ends a turn."""
-    from kernelwright.contrastive.drawing import TokenSampler
+    from kernelwright.contrastive.scoring import TokenSampler
     from kernelwright.models import local, pretrained
     from kernelwright.models.sampler import Sampled
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from kernelwright.contrastive.held_out import clusters_of, resemblance, shingles_of, split, split_of
 from kernelwright.contrastive.settings import TasksSection
-from kernelwright.contrastive.split import clusters_of, resemblance, shingles_of, split, split_of
 from kernelwright.errors import ConfigError
 from kernelwright.records import Task
 from kernelwright.tasks.generated import family_of, family_tasks

@@ -14,13 +14,11 @@ import torch
 from kernelwright.contrastive.context import ModelAccess
 from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.fitting import read_examples, save_final
-from kernelwright.contrastive.held_out import evaluate_held_out
+from kernelwright.contrastive.fitting import Optimiser, read_examples, save_final
+from kernelwright.contrastive.held_out import TaskSplit, evaluate_held_out
 from kernelwright.contrastive.metrics import MetricsLog
-from kernelwright.contrastive.optimiser import Optimiser
 from kernelwright.contrastive.reinforcement import StepClock, tasks_asked, train_contrastive
 from kernelwright.contrastive.samples import RolloutLog
-from kernelwright.contrastive.self_supervised import rehearsed, tasks_of_round, train_self_supervised
 from kernelwright.contrastive.settings import (
     ContrastiveConfig,
     ExemplarSection,
@@ -32,8 +30,7 @@ from kernelwright.contrastive.settings import (
     SelfSupervisedConfig,
     stage_from,
 )
-from kernelwright.contrastive.split import TaskSplit
-from kernelwright.contrastive.supervised import train_supervised
+from kernelwright.contrastive.supervised import rehearsed, tasks_of_round, train_self_supervised, train_supervised
 from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Task

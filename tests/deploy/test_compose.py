@@ -156,7 +156,7 @@ def test_after_another_compiler_it_runs_what_triton_compiles(launches, fake, tmp
 
 
 def test_damaged_code_is_not_used(launches, fake, tmp_path):
-    from kernelwright.sass.code.identity import cubin_identity
+    from kernelwright.sass.identity import cubin_identity
 
     identity = cubin_identity(launches[0].target.cubin)
     module = load(carry(CANDIDATE.source, {"triple": {identity: {".text.triple": b"x"}}}, GPU.name), tmp_path / "bad.py")

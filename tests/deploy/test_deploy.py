@@ -16,7 +16,7 @@ from kernelwright.gpu import disassemble
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.judge.schedules import Confirmation, Plan, ScheduleFailure, confirm
-from kernelwright.sass.code.identity import code_of, cubin_identity, transplant
+from kernelwright.sass.identity import code_of, cubin_identity, transplant
 from tests.gpu.fakes import GPU, faster_by_every_changed_byte
 
 KERNEL = """

@@ -34,7 +34,7 @@ from kernelwright.judge.schedules import (
     confirm,
 )
 from kernelwright.records import Candidate, Task
-from kernelwright.sass.code.identity import code_of
+from kernelwright.sass.identity import code_of
 from tests.deploy import kernels
 from tests.deploy.test_compose import CANDIDATE, TASK
 

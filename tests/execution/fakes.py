@@ -10,8 +10,7 @@ from fastapi.testclient import TestClient
 from kernelwright.errors import InfrastructureError, TaskError
 from kernelwright.execution.service.app import create_app
 from kernelwright.execution.service.client import ServiceClient
-from kernelwright.execution.service.queue import EvaluationQueue
-from kernelwright.execution.service.store import EvaluationStore
+from kernelwright.execution.service.queue import EvaluationQueue, EvaluationStore
 from kernelwright.execution.work import Evaluate
 from kernelwright.judge import Settings
 from kernelwright.records import Evaluation, Reason, Verdict

@@ -19,7 +19,7 @@ from kernelwright.errors import (
 from kernelwright.gpu import Disassembler, compile_triton, disassemble, installed_disassemblers
 from kernelwright.gpu.disassembler import ENVIRONMENT_VARIABLE
 from kernelwright.gpu.target import corpus_specs
-from kernelwright.sass.code.instruction import parse_listing
+from kernelwright.sass.instruction import parse_listing
 from tests.quick import exhaustive_but
 from tests.sass.support import build, compiled
 

@@ -7,7 +7,7 @@ import platform
 import pytest
 
 from kernelwright.judge import Settings
-from kernelwright.judge.check import check, drop_in, weights
+from kernelwright.judge.check import check, findings, weights
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task
 from tests.judge.snippets import task
 
@@ -279,7 +279,7 @@ LEFT_OUT = {
         "Linear(16, 16); self.linear.forward = lambda x, w=self.linear.weight.detach(): x @ w.t() + self.linear.bias",
     ),
     "a mode of rounding that stays": (
-        (drop_in, "forbidden_changes"),
+        (findings, "forbidden_changes"),
         RELU,
         "return torch.relu(inputs[0])",
         ROUNDS.format(back="pass"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.isolation.sessions import session_members
+from kernelwright.judge.isolation.sandbox import session_members
 from kernelwright.records import Candidate, Evaluation
 from tests.judge.snippets import LOCKS, RELU, candidate
 

@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
-from kernelwright.judge.check import bounds, check, compare, drop_in, oracle, weights
+from kernelwright.judge.check import bounds, check, compare, findings, oracle, weights
 from kernelwright.judge.check.compare import Distance, Tolerance
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import CheckFindings
@@ -139,7 +139,7 @@ def replaced_functions_unseen(patch: Patch) -> None:
 
 
 def global_state_unseen(patch: Patch) -> None:
-    patch.setattr(drop_in, "forbidden_changes", lambda before, after: [])
+    patch.setattr(findings, "forbidden_changes", lambda before, after: [])
 
 
 def aliases_unseen(patch: Patch) -> None:

@@ -18,9 +18,8 @@ from kernelwright.models import pretrained
 from kernelwright.models import sampler as slots
 from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.factory import chat_model
-from kernelwright.models.local import LocalModel, LocalSettings
+from kernelwright.models.local import LocalModel, LocalSettings, VllmModel, VllmSettings
 from kernelwright.models.pretrained import Weights, tiny_vocabulary
-from kernelwright.models.vllm_model import VllmModel, VllmSettings
 from tests.models.tiny_model import tiny_model, tiny_tokenizer
 from tests.quick import exhaustive_but
 

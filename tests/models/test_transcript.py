@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from kernelwright.errors import PolicyError, UsageError
-from kernelwright.models import local, pretrained, transcript, vllm_model
+from kernelwright.models import local, pretrained, transcript
 from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, ModelAnswer, Prices, Sampling, Usage
 from kernelwright.models.transcript import AnswerLine, PromptLine, Recorded, Transcript, prompt_id
 from tests.forks import forked
@@ -213,7 +213,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
     ("heading", "kinds"),
     [
         ("Settings of a local model", (pretrained.Weights, local.LocalSettings)),
-        ("Settings of vLLM in this process", (vllm_model.VllmSettings,)),
+        ("Settings of vLLM in this process", (local.VllmSettings,)),
         ("Prices", (Prices,)),
         ("The transcript", (PromptLine, AnswerLine)),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelwright.execution.proposals import Proposals
+from kernelwright.execution.screener import Proposals
 from kernelwright.records import Candidate
 from kernelwright.records.decisions import next_to_judge, ranked
 from kernelwright.records.knobs import knobs_of

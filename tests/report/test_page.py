@@ -18,9 +18,8 @@ from kernelwright.records.model_costs import TRANSCRIPT
 from kernelwright.records.scoring import log_ratios
 from kernelwright.records.screened import screened_of
 from kernelwright.records.tables import TaskResult, bench_table
-from kernelwright.report.html import CHARACTER_LIMIT, LINE_LIMIT, differing_spans, write_page
 from kernelwright.report.moves import KIND, write_moves_report
-from kernelwright.report.page import times, write_report
+from kernelwright.report.page import CHARACTER_LIMIT, LINE_LIMIT, differing_spans, times, write_page, write_report
 from kernelwright.report.rows import best_of, rows_of
 from tests.report.report_samples import REFERENCE, accepted, candidate_source, rejected, search, write_run
 

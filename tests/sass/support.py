@@ -9,7 +9,7 @@ from functools import cache
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.target import CORPUS, corpus_specs
 from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, load
-from kernelwright.sass.hazards.latency import is_guarded
+from kernelwright.sass.latency import is_guarded
 
 NAMES = tuple(CORPUS)
 ARCHITECTURES = (80, 89, 90)

@@ -9,7 +9,7 @@ import pytest
 
 from kernelwright.sass import CubinError, Schedule, check, check_report
 from kernelwright.sass import load as load_program
-from kernelwright.sass.hazards.latency import (
+from kernelwright.sass.latency import (
     Dependence,
     bound_cycles,
     is_guarded,
@@ -19,7 +19,7 @@ from kernelwright.sass.hazards.latency import (
     table_spacing,
     vouches_for,
 )
-from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
+from kernelwright.sass.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but
 from tests.sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
 
@@ -327,7 +327,7 @@ def test_operand_reuse_across_a_changed_follower(architecture):
 
 @pytest.mark.parametrize("section", [".nv.info.softmax", ".nv.constant0.softmax", ".symtab"])
 def test_bytes_outside_the_code(section):
-    from kernelwright.sass.code.identity import ELF_SECTION
+    from kernelwright.sass.identity import ELF_SECTION
 
     assert ELF_SECTION.size == 64
     sample = build("softmax", 80)

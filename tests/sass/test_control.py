@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.sass.code.instruction import CONTROL_MASK, WORD_MASK, ControlWord
+from kernelwright.sass.instruction import CONTROL_MASK, WORD_MASK, ControlWord
 
 words = st.integers(0, WORD_MASK)
 scoreboards = st.none() | st.integers(0, 5)

@@ -13,8 +13,8 @@ import pytest
 
 from kernelwright.gpu import disassemble
 from kernelwright.sass import Schedule, check, load
-from kernelwright.sass.hazards.dependences import constrain
-from kernelwright.sass.hazards.latency import port_of
+from kernelwright.sass.dependences import constrain
+from kernelwright.sass.latency import port_of
 from tests.quick import exhaustive_but
 from tests.sass.support import hand_made, word
 

@@ -22,8 +22,8 @@ from kernelwright.sass import (
     move_from_json,
     move_to_json,
 )
-from kernelwright.sass.hazards.reuse import may_keep
 from kernelwright.sass.neighbours import loop_slots
+from kernelwright.sass.reuse import may_keep
 from tests.quick import exhaustive_but
 from tests.sass.support import ALL_SAMPLES, NAMES, build, play_random, remembering
 

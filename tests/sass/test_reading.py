@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kernelwright.errors import UsageError
 from kernelwright.gpu import disassemble
 from kernelwright.sass import CubinError, ListingError, load
-from kernelwright.sass.code.elf import read_cubin
-from kernelwright.sass.code.instruction import parse_listing
-from kernelwright.sass.code.opcodes import Pipe
-from kernelwright.sass.hazards.scoreboards import analyse_scoreboards
+from kernelwright.sass.elf import read_cubin
+from kernelwright.sass.instruction import parse_listing
+from kernelwright.sass.opcodes import Pipe
+from kernelwright.sass.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but
 from tests.sass.support import ALL_SAMPLES, build, compiled
 

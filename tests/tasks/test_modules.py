@@ -13,9 +13,8 @@ from kernelwright.errors import TaskError
 from kernelwright.records import Task
 from kernelwright.tasks import load_task
 from kernelwright.tasks.loading import bring_to_life
-from kernelwright.tasks.modules import MODULES
 from kernelwright.tasks.source import check_task_source
-from kernelwright.tasks.suites import load_suite
+from kernelwright.tasks.suites import MODULES, load_suite
 
 
 @pytest.fixture

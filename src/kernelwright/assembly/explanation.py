@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelwright.sass import AnyMove, Block, Move, ReuseEdit, Schedule, StallEdit, YieldEdit, move_to_json
-from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
 from kernelwright.sass.neighbours import loop_slots
+from kernelwright.sass.reuse import OPERAND_SLOTS
 
 MOST_GROUPS = 24
 """More groups than these are joined before they are left out one by one; our choice, since each is measured."""

@@ -53,10 +53,10 @@ from kernelwright.sass import (
     move_from_json,
     move_to_json,
 )
-from kernelwright.sass.code.instruction import MAX_STALL
-from kernelwright.sass.code.opcodes import Pipe
-from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
+from kernelwright.sass.instruction import MAX_STALL
 from kernelwright.sass.neighbours import loop_slots
+from kernelwright.sass.opcodes import Pipe
+from kernelwright.sass.reuse import OPERAND_SLOTS
 
 __all__ = [
     "BEYOND",

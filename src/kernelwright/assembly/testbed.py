@@ -23,7 +23,7 @@ from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
 from kernelwright.gpu.target import find_target, require_architecture
 from kernelwright.judge.schedules import CONFIRMING, PROCESSES, Confirmation, ContainedLauncher, ScheduleTrial, confirm
 from kernelwright.sass import Kernel, Program, Schedule, load
-from kernelwright.sass.code.elf import naming_file
+from kernelwright.sass.elf import naming_file
 
 SIMULATED_BACKENDS = (StaticIssueCycles.name, SimulatedIssue.name)
 """Backends that need no GPU and give no times."""

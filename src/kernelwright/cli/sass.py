@@ -95,7 +95,7 @@ class CompileCommand:
 
     def __call__(self) -> None:
         from kernelwright.gpu.target import compile_cubin
-        from kernelwright.sass.code.elf import read_cubin
+        from kernelwright.sass.elf import read_cubin
 
         with results_only():
             cubin = compile_cubin(self.source, int(self.architecture))
@@ -551,7 +551,7 @@ def _read(path: Path) -> bytes:
     """The bytes of a cubin; an error names the file."""
     from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
     from kernelwright.sass import CubinError
-    from kernelwright.sass.code.elf import naming_file, read_cubin
+    from kernelwright.sass.elf import naming_file, read_cubin
 
     try:
         data = read_regular(path, BINARY_LIMIT_BYTES)

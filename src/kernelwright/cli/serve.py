@@ -66,17 +66,16 @@ class ServeCommand:
                 f"Wanted FastAPI and uvicorn, to serve; {error}. Install them with `pip install 'kernelwright[serve]'`."
             ) from error
 
-        from kernelwright.execution.service import server
+        from kernelwright.execution.service import app
         from kernelwright.execution.service.app import create_app
-        from kernelwright.execution.service.queue import EvaluationQueue
-        from kernelwright.execution.service.store import EvaluationStore
+        from kernelwright.execution.service.queue import EvaluationQueue, EvaluationStore
         from kernelwright.judge.isolation import sandbox
 
         # Candidates run as the same user: they must not find the token in this process.
         sandbox.hide_memory()
-        token = server.take_token(self.token_file)
+        token = app.take_token(self.token_file)
         with ExitStack() as stack:
-            listener = stack.enter_context(server.listen(self.host, self.port, token))
+            listener = stack.enter_context(app.listen(self.host, self.port, token))
             executor, kind, hardware = (_here if self.ray_address is None else _on_ray)(stack, self, settings)
             store = EvaluationStore(self.out, kind, settings, hardware)
             stack.callback(store.close)
@@ -90,7 +89,7 @@ class ServeCommand:
             )
 
             def ready() -> None:
-                click.echo(server.url_of(listener))
+                click.echo(app.url_of(listener))
                 count = f"{queue.lanes} judge{'s' * (queue.lanes > 1)}"
                 say(f"{count} on {kind}; {len(store)} evaluations on record in {self.out}")
                 if token is None:
@@ -98,7 +97,7 @@ class ServeCommand:
 
             logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
             logging.getLogger("kernelwright.execution.service").setLevel(logging.INFO)
-            number = server.run(create_app(queue, token), queue, listener, self.drain_s, ready)
+            number = app.run(create_app(queue, token), queue, listener, self.drain_s, ready)
         say(f"ended: {kept_in(self.out)}")
         return INTERRUPTED if number == signal.SIGINT else 0
 

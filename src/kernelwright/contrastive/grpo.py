@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from kernelwright.contrastive.optimiser import Optimiser, TokenScores, token_scores, weights_swapped
+from kernelwright.contrastive.fitting import Optimiser, TokenScores, token_scores, weights_swapped
 from kernelwright.contrastive.samples import Rollout, Sample, TokenizedSample
 from kernelwright.contrastive.settings import GrpoSection
 from kernelwright.records import Verdict

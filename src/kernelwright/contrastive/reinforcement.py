@@ -10,18 +10,16 @@ import time
 from collections.abc import Sequence
 
 from kernelwright.contrastive.context import StageContext, StageResult, claim
-from kernelwright.contrastive.drawing import TokenSampler, draw_once
 from kernelwright.contrastive.evaluations import Deadline
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.fitting import prepare_for_training, save_final
+from kernelwright.contrastive.fitting import Optimiser, prepare_for_training, save_final
 from kernelwright.contrastive.grpo import AcceptedLines, PolicyGradient, batch_metrics, set_advantages
+from kernelwright.contrastive.held_out import TaskSplit, shuffled
 from kernelwright.contrastive.metrics import MetricsLog
-from kernelwright.contrastive.optimiser import Optimiser
 from kernelwright.contrastive.prompts import PromptMaker, fill, prompt_maker
 from kernelwright.contrastive.samples import Origin, RolloutLog, Sample
-from kernelwright.contrastive.scoring import RewardSmoother, Scorer
+from kernelwright.contrastive.scoring import RewardSmoother, Scorer, TokenSampler, draw_once
 from kernelwright.contrastive.settings import ContrastiveConfig
-from kernelwright.contrastive.split import TaskSplit, shuffled
 from kernelwright.contrastive.trained_model import model_name
 from kernelwright.records import RunDirectory, Task
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kernelwright.contrastive.context import StageContext, StageResult, stage_context
 from kernelwright.contrastive.evaluations import Log
+from kernelwright.contrastive.held_out import TaskSplit, split_of
 from kernelwright.contrastive.settings import ContrastiveConfig, SelfSupervisedConfig, StageConfig, SupervisedConfig
-from kernelwright.contrastive.split import TaskSplit, split_of
 from kernelwright.contrastive.trained_model import require_base, require_training_packages
 from kernelwright.records import RunDirectory
 
@@ -37,8 +37,7 @@ def train_with(config: StageConfig, split: TaskSplit, run: RunDirectory, context
     """
     # Imported only now: reading a configuration needs neither torch nor transformers.
     from kernelwright.contrastive.reinforcement import train_contrastive
-    from kernelwright.contrastive.self_supervised import train_self_supervised
-    from kernelwright.contrastive.supervised import train_supervised
+    from kernelwright.contrastive.supervised import train_self_supervised, train_supervised
 
     match config:
         case SupervisedConfig():

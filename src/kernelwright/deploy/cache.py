@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kernelwright.errors import UsageError
 from kernelwright.gpu.driver import GpuIdentity
 from kernelwright.records.lines import sha256_of
-from kernelwright.sass.code.identity import cubin_identity
+from kernelwright.sass.identity import cubin_identity
 
 ENVIRONMENT_VARIABLE = "KERNELWRIGHT_CACHE"
 _ENTRY, _LOCK = "entry.json", "writer.lock"

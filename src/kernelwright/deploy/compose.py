@@ -29,7 +29,7 @@ from kernelwright.errors import DeviceError
 from kernelwright.gpu.launch_spec import KernelLaunch
 from kernelwright.judge.schedules import Confirmation
 from kernelwright.records import Candidate, Task
-from kernelwright.sass.code.identity import code_of, cubin_identity
+from kernelwright.sass.identity import code_of, cubin_identity
 
 CAPTURE_TIMEOUT_S = 300.0
 _WARM_UP_SEED, _CAPTURE_SEED = 0, 1
@@ -79,7 +79,7 @@ def carry(source: str, tuned: Mapping[str, Mapping[str, Mapping[str, bytes]]], g
     """
     from kernelwright.deploy import embedded_kernel
     from kernelwright.gpu import triton_kernels
-    from kernelwright.sass.code import identity
+    from kernelwright.sass import identity
 
     table = {
         function: {

@@ -29,8 +29,8 @@ from kernelwright.gpu.launch_spec import LaunchSpec, Target
 from kernelwright.judge.schedules import Confirmation, confirm
 from kernelwright.records.run_directory import RunDirectory, capture_environment
 from kernelwright.sass import CheckReport, check_report
-from kernelwright.sass.code.elf import naming_file, read_cubin
-from kernelwright.sass.code.identity import code_of, transplant
+from kernelwright.sass.elf import naming_file, read_cubin
+from kernelwright.sass.identity import code_of, transplant
 from kernelwright.seconds import utc_now
 from kernelwright.version import __version__
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernelwright.gpu.triton_kernels import WrappedFunction, jit_function, load, put_in_place, with_cubin
-from kernelwright.sass.code.identity import cubin_identity, transplant
+from kernelwright.sass.identity import cubin_identity, transplant
 
 
 class EmbeddedKernel(WrappedFunction):

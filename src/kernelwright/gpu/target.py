@@ -24,7 +24,7 @@ from kernelwright.files import BINARY_LIMIT_BYTES, read_regular
 from kernelwright.gpu.compilers import compile_cuda
 from kernelwright.gpu.launch_spec import LAUNCH_SUFFIXES, LaunchFile, Target, read_launch_file
 from kernelwright.gpu.triton_spec import TritonSpec
-from kernelwright.sass.code.elf import read_cubin
+from kernelwright.sass.elf import read_cubin
 
 CORPUS = (
     "softmax", "rmsnorm", "layernorm", "gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma",

@@ -33,7 +33,7 @@ def chat_model(kind: str, **options: Any) -> ChatModel:
         weights, settings = _parsed(options, local.Weights, local.LocalSettings)
         opened = local.LocalModel.load(weights, settings)
     else:
-        vllm = _imported("vllm_model", "vllm", extra="vllm")
+        vllm = _imported("local", "vllm", extra="vllm")
         (settings,) = _parsed(options, vllm.VllmSettings)
         opened = vllm.VllmModel(settings)
     return opened

@@ -13,7 +13,7 @@ from typing import Any
 from kernelwright.errors import UsageError
 from kernelwright.records import RunDirectory, read_objects
 from kernelwright.report import charts
-from kernelwright.report.html import asset, fill, flattened, write_page
+from kernelwright.report.page import asset, fill, flattened, write_page
 
 KIND = "sass optimize"
 """`kind` in the `config.json` of such a run."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from kernelwright.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.check import CheckReport, Violation, check, check_report
-from kernelwright.sass.code.instruction import ControlWord, Instruction
-from kernelwright.sass.code.program import Block, Disassembler, Kernel, Program, load
+from kernelwright.sass.instruction import ControlWord, Instruction
 from kernelwright.sass.neighbours import Neighbourhood
+from kernelwright.sass.program import Block, Disassembler, Kernel, Program, load
 from kernelwright.sass.schedule import (
     MOVE_KINDS,
     AnyMove,

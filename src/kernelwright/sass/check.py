@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
-from kernelwright.sass.code.elf import CubinImage, read_cubin
-from kernelwright.sass.code.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
-from kernelwright.sass.code.program import Block, Disassembler, Kernel, assemble_program
-from kernelwright.sass.hazards.latency import (
+from kernelwright.sass.elf import CubinImage, read_cubin
+from kernelwright.sass.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
+from kernelwright.sass.latency import (
     FENCE,
     SYNC,
     bound_cycles,
@@ -28,8 +27,9 @@ from kernelwright.sass.hazards.latency import (
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
-from kernelwright.sass.hazards.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
+from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
+from kernelwright.sass.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
+from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 
 _CONTROL_RULES = {
     "pinned": "takes part in a move of a pinned slot",

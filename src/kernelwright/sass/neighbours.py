@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelwright.sass.code.program import Block, Kernel
-from kernelwright.sass.hazards.reuse import OPERAND_SLOTS
+from kernelwright.sass.program import Block, Kernel
+from kernelwright.sass.reuse import OPERAND_SLOTS
 from kernelwright.sass.schedule import (
     MOVE_KINDS,
     AnyMove,

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernelwright.errors import MoveError
-from kernelwright.sass.code.instruction import LEAST_STALL_TO_YIELD, MAX_STALL, MAX_STALL_WITHOUT_YIELD, ControlWord
-from kernelwright.sass.code.program import Kernel, Program
-from kernelwright.sass.hazards.dependences import BlockConstraints, constrain
-from kernelwright.sass.hazards.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
+from kernelwright.sass.dependences import BlockConstraints, constrain
+from kernelwright.sass.instruction import LEAST_STALL_TO_YIELD, MAX_STALL, MAX_STALL_WITHOUT_YIELD, ControlWord
+from kernelwright.sass.program import Kernel, Program
+from kernelwright.sass.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
 
 _NOTHING_EXTRA: Mapping[int, int] = {}
 

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from kernelwright.sass.code.instruction import SCOREBOARDS, Instruction
-from kernelwright.sass.code.opcodes import Pipe, Space
-from kernelwright.sass.code.program import Kernel
-from kernelwright.sass.hazards.dependences import accesses, constrain
-from kernelwright.sass.hazards.latency import Dependence, port_of
-from kernelwright.sass.hazards.scoreboards import TokenKind, analyse_scoreboards, waits_of
+from kernelwright.sass.dependences import accesses, constrain
+from kernelwright.sass.instruction import SCOREBOARDS, Instruction
+from kernelwright.sass.latency import Dependence, port_of
 from kernelwright.sass.neighbours import loop_slots
+from kernelwright.sass.opcodes import Pipe, Space
+from kernelwright.sass.program import Kernel
 from kernelwright.sass.schedule import Schedule
+from kernelwright.sass.scoreboards import TokenKind, analyse_scoreboards, waits_of
 
 _LONGEST_TRACE = 200_000
 _WIDE_FMA_ARCHITECTURE = 86

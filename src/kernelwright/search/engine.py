@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from kernelwright.errors import KernelwrightError
-from kernelwright.execution.proposals import Proposals
+from kernelwright.execution.screener import Proposals
 from kernelwright.execution.work import Baselines, Evaluate, Executor, Progress, Result, Screen, Work
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task

@@ -14,8 +14,7 @@ from kernelwright.contrastive.hacks import (
     Vote,
     deeper,
 )
-from kernelwright.contrastive.hacks.checker import stricter
-from kernelwright.contrastive.hacks.review import conversation
+from kernelwright.contrastive.hacks.checker import conversation, stricter
 from kernelwright.errors import UsageError
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Reason, Task

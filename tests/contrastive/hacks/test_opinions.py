@@ -8,7 +8,7 @@ from kernelwright.contrastive.hacks import (
     Family,
     Vote,
 )
-from kernelwright.contrastive.hacks.review import opinion_of
+from kernelwright.contrastive.hacks.checker import opinion_of
 from kernelwright.models.chat import Completion
 from tests.contrastive.hacks.samples import CLEAN, HACK
 

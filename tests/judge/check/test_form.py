@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernelwright.judge.check.compare import Distance
-from kernelwright.judge.check.drop_in import held_findings
+from kernelwright.judge.check.findings import held_findings
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.judge.check import drop_in, guard
+from kernelwright.judge.check import findings, guard
 from kernelwright.records import Label
 from kernelwright.rewrites import templates, wrappers
 from kernelwright.rewrites.templates import fp16_convolution
@@ -285,8 +285,8 @@ SETTINGS = {
 
 
 def test_unchanged_settings_say_nothing():
-    assert drop_in.dynamic_labels(SETTINGS, dict(SETTINGS)) == set()
-    assert drop_in.forbidden_changes(SETTINGS, dict(SETTINGS)) == []
+    assert findings.dynamic_labels(SETTINGS, dict(SETTINGS)) == set()
+    assert findings.forbidden_changes(SETTINGS, dict(SETTINGS)) == []
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ def test_unchanged_settings_say_nothing():
     ],
 )
 def test_performance_settings_are_labels(name, value, labels):
-    assert drop_in.dynamic_labels(SETTINGS, SETTINGS | {name: value}) == labels
-    assert drop_in.forbidden_changes(SETTINGS, SETTINGS | {name: value}) == []
+    assert findings.dynamic_labels(SETTINGS, SETTINGS | {name: value}) == labels
+    assert findings.forbidden_changes(SETTINGS, SETTINGS | {name: value}) == []
 
 
 @pytest.mark.parametrize("name", ["default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal"])
 def test_settings_that_a_drop_in_leaves_alone_are_named(name):
-    (found,) = drop_in.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
+    (found,) = findings.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
     assert found == f"{name}: {SETTINGS[name]} -> other"
 
 

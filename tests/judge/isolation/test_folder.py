@@ -14,7 +14,7 @@ import pytest
 from kernelwright.errors import SandboxError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import workers as folder_module
-from kernelwright.judge.isolation.sessions import session_members
+from kernelwright.judge.isolation.sandbox import session_members
 from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders
 from tests.judge.snippets import RELU, candidate
 

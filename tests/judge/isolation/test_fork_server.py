@@ -16,7 +16,7 @@ import pytest
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import fork_server, sandbox
 from kernelwright.judge.isolation.fork_server import ForkLoop, ForkServer
-from kernelwright.judge.isolation.sessions import anonymous_bytes
+from kernelwright.judge.isolation.sandbox import anonymous_bytes
 from kernelwright.judge.worker import serving
 from kernelwright.judge.worker.channel import Channel
 from tests.judge.snippets import RELU, candidate

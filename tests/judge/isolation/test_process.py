@@ -12,7 +12,7 @@ import pytest
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation import process
 from kernelwright.judge.isolation.process import CallBudget, Worker, WorkerError, WorkerSpec
-from kernelwright.judge.isolation.sessions import Ending
+from kernelwright.judge.isolation.sandbox import Ending
 from kernelwright.judge.worker.channel import ChannelClosedError, ChannelGarbageError, ChannelTimeoutError, decode, encode
 from kernelwright.records import Reason
 

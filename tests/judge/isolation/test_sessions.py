@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.sessions import Session, anonymous_bytes, session_members, signal_each
+from kernelwright.judge.isolation.sandbox import Session, anonymous_bytes, session_members, signal_each
 from tests.forks import forked
 
 GONE = 2**22 + 1

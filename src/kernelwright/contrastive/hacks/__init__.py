@@ -5,10 +5,16 @@ Nothing here accepts or rejects: a checker's vote only triggers deeper checks by
 
 from __future__ import annotations
 
-from kernelwright.contrastive.hacks.checker import AdversarialChecker, HackChecker, Review, StructuralChecker, deeper
-from kernelwright.contrastive.hacks.database import Family, HackDatabase, Pattern, Sign, profile
-from kernelwright.contrastive.hacks.retrieval import Neighbour, Retriever
-from kernelwright.contrastive.hacks.review import Opinion, Vote
+from kernelwright.contrastive.hacks.checker import (
+    AdversarialChecker,
+    HackChecker,
+    Opinion,
+    Review,
+    StructuralChecker,
+    Vote,
+    deeper,
+)
+from kernelwright.contrastive.hacks.database import Family, HackDatabase, Neighbour, Pattern, Retriever, Sign, profile
 
 __all__ = [
     "AdversarialChecker",

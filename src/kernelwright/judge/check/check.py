@@ -17,10 +17,9 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.drop_in import held_findings
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import some_of
-from kernelwright.judge.check.findings import CheckFinding, RejectionError
+from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.weights import (
     check_buffers,

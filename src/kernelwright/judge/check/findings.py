@@ -1,21 +1,27 @@
-"""Collects what checks find about a candidate, and decides by its contract what that means.
+"""Compares what a module shows to its user with the reference's, and decides by a candidate's contract what findings mean.
 
 A check returns findings or raises: it never asks what the settings allow. `Demands` alone says which findings end an
-examination and which decide the verdict.
+examination and which decide the verdict. Screening compares the form of outputs by the same function.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any, NamedTuple
 
-from kernelwright.errors import InternalError
-from kernelwright.judge.check.oracle import OutOfDomainError
+import torch
+
+from kernelwright.errors import InternalError, listed
+from kernelwright.judge.check.compare import Distance, apart
+from kernelwright.judge.check.facts import TaskFacts
+from kernelwright.judge.check.oracle import OutOfDomainError, Outputs
 from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.side import BuiltModule, CallOutput, Described, Inspection, Output, Side
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Contract, KeptContract, Label, Reason
 from kernelwright.records.scoring import Score
@@ -190,3 +196,158 @@ class CheckFindings:
             yield
         except OutOfDomainError as error:
             self.checks.setdefault("skipped", {})[input_set] = str(error)
+
+
+_NUMBERS_DIFFER = 1e-5
+"""Relative error allowed of a Python float among outputs, for another order of summing; TF32 leaves more. Our choice."""
+_PERFORMANCE = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
+"""Settings that change how fast or how exact the user's other modules are; all others a drop-in must leave alone."""
+
+
+def interface_findings(built: BuiltModule, facts: TaskFacts) -> list[CheckFinding]:
+    """Deviations of a new module's class, mode and `state_dict`."""
+    if built.missing is not None:
+        return [CheckFinding.wrong(Reason.NO_MODEL_NEW, "the module defines no class ModelNew that is a torch.nn.Module")]
+    findings = []
+    if built.training != (training := facts.oracle.training):
+        detail = f"built with training={built.training}, the reference with {training}"
+        findings.append(CheckFinding.lacking(Reason.MODE_MISMATCH, detail))
+    wanted = {key: (spec.dtype, spec.shape) for key, spec in facts.shapes.state}
+    found = {key: (dtype, shape) for key, dtype, shape in built.state}
+    if wanted != found:
+        missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+        other = sorted(key for key in wanted.keys() & found.keys() if wanted[key] != found[key])
+        parts = {"missing": missing, "unexpected": extra, "other shape or dtype": other}
+        detail = "state_dict: " + "; ".join(f"{what} {listed(map(repr, names))}" for what, names in parts.items())
+        findings.append(CheckFinding.remark(Label.STATE_DIFFERS, detail))
+    return findings
+
+
+def call_findings(
+    wanted: CallOutput, found: CallOutput, output_dtypes: tuple[torch.dtype, ...], labels: AbstractSet[Label], **how: bool
+) -> Iterator[CheckFinding]:
+    """Deviations of a call's outputs, as `form_findings`, and of its inputs."""
+    yield from form_findings(wanted.described, found.described, output_dtypes, labels, **how)
+    if not found.inputs_intact and wanted.inputs_intact:
+        yield CheckFinding.wrong(Reason.INPUT_MUTATED, "the call changed its inputs")
+
+
+def form_findings(
+    wanted: Described,
+    found: Described,
+    output_dtypes: tuple[torch.dtype, ...],
+    labels: AbstractSet[Label] = frozenset(),
+    *,
+    strides: bool = True,
+    reuses_output: bool = False,
+) -> Iterator[CheckFinding]:
+    """Deviations of an answer's structure, types and strides, and of whose memory the outputs lie in.
+
+    Args:
+        wanted: The reference's answer.
+        found: The candidate's.
+        output_dtypes: Types of the reference's tensors.
+        labels: Labels of the candidate so far.
+        strides: True compares strides, as where inputs lie in the task's own layout. Elsewhere an operator may choose its
+            output layout.
+        reuses_output: True where the reference has returned the memory of an earlier output before.
+    """
+    if found.strange:
+        yield CheckFinding.wrong(Reason.WRONG_TYPE, f"returned {listed(found.strange, 3)}; wanted plain torch.Tensor")
+        return
+    rounding = [2 * torch.finfo(dtype).eps for dtype in output_dtypes if dtype.is_floating_point]
+    alike = _same_structure(found.skeleton, wanted.skeleton, max([_NUMBERS_DIFFER, *rounding]))
+    if not alike or len(found.outputs) != len(wanted.outputs):
+        detail = f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}"
+        yield CheckFinding.wrong(Reason.WRONG_TYPE, detail)
+        return
+    for mine, theirs in zip(found.outputs, wanted.outputs, strict=True):
+        for name, reason in (("shape", Reason.WRONG_SHAPE), ("dtype", Reason.WRONG_DTYPE), ("device", Reason.WRONG_DEVICE)):
+            if getattr(mine, name) != getattr(theirs, name):
+                yield CheckFinding.wrong(reason, f"returned {name} {getattr(mine, name)}; wanted {getattr(theirs, name)}")
+        if set(mine.traits) - set(theirs.traits):
+            yield CheckFinding.wrong(Reason.WRONG_TYPE, f"returned a tensor that is {' and '.join(mine.traits)}")
+        if strides and not _strides_equal(mine, theirs):
+            yield CheckFinding.remark(Label.STRIDES_DIFFER, f"returned strides {mine.stride}; wanted {theirs.stride}")
+        extra = set(mine.aliases) - set(theirs.aliases)
+        reuses_output |= "earlier output" in theirs.aliases
+        if theirs.aliases or reuses_output:
+            extra.discard("earlier output")  # memory of its input or state, or kept by the reference as well
+        if extra == {"earlier output"}:
+            yield overwritten(labels, "an output lies where an earlier one does, which the caller still has")
+        elif extra:
+            owners = " and ".join(sorted(extra))
+            yield CheckFinding.wrong(Reason.OUTPUT_ALIASES, f"an output shares memory with the call's {owners}")
+
+
+def overwritten(labels: AbstractSet[Label], detail: str) -> CheckFinding:
+    """CheckFinding about calls that share the memory of their outputs: a remark where that is a CUDA graph's buffer."""
+    if Label.CUDA_GRAPH in labels:
+        return CheckFinding.remark(Label.ALIASED_OUTPUT, detail)
+    return CheckFinding.wrong(Reason.OUTPUT_OVERWRITTEN, detail)
+
+
+def held_findings(
+    candidate: Side, index: int, wanted: Outputs, allowed: Distance, labels: AbstractSet[Label]
+) -> list[CheckFinding]:
+    """Deviations of the output of an earlier held call, as it is now, from what it should be.
+
+    A CUDA graph of torch.compile may have overwritten it, and then it cannot be read.
+    """
+    try:
+        now = candidate.recopy(index)
+    except WorkerError as failure:
+        if failure.reason is not Reason.RUNTIME_ERROR:
+            raise
+        return [overwritten(labels, f"an earlier output cannot be read after later calls: {failure.detail}")]
+    if apart(now, wanted).within(allowed):
+        return []
+    return [overwritten(labels, "the first call's output was changed by a later call")]
+
+
+def process_findings(seen: Inspection, training: bool) -> Iterator[CheckFinding]:
+    """Deviations of a candidate's process after its calls: settings, library functions, and the mode of its module."""
+    changes = forbidden_changes(seen.before, seen.after)
+    changes += [f"{name} was replaced" for name in seen.patched]
+    if changes:
+        yield CheckFinding.wrong(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
+    if seen.training != training:
+        yield CheckFinding.lacking(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
+    for label in sorted(dynamic_labels(seen.before, seen.after)):
+        yield CheckFinding.remark(label, "a process-wide setting was changed")
+
+
+def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
+    """Labels that follow from process-wide settings before the build and after the calls."""
+    labels: set[Label] = set()
+    if any(before.get(name) != after.get(name) for name in _PERFORMANCE):
+        labels.add(Label.GLOBAL_FLAGS)
+    if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
+        labels.add(Label.TF32)
+    return labels
+
+
+def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Process-wide settings that this module has changed and a drop-in must leave alone."""
+    names = sorted((before.keys() | after.keys()) - set(_PERFORMANCE))
+    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+
+
+def _same_structure(mine: Any, theirs: Any, allowed: float) -> bool:
+    """True for equal skeletons: numbers by their type too, and floats as far as rounding allows."""
+    if type(mine) is not type(theirs):
+        return False
+    if isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(_same_structure(mine[key], theirs[key], allowed) for key in theirs)
+    if isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(_same_structure(*pair, allowed) for pair in zip(mine, theirs, strict=True))
+    if isinstance(theirs, float):
+        return math.isclose(mine, theirs, rel_tol=allowed) or (math.isnan(mine) and math.isnan(theirs))
+    return bool(mine == theirs)
+
+
+def _strides_equal(mine: Output, theirs: Output) -> bool:
+    """Strides of dimensions of size 1 address nothing."""
+    strides = zip(theirs.shape, mine.stride, theirs.stride, strict=False)
+    alike = 0 in theirs.shape or all(size == 1 or a == b for size, a, b in strides)
+    return alike and len(mine.stride) == len(theirs.stride)

@@ -7,9 +7,15 @@ from pathlib import Path
 
 import torch
 
-from kernelwright.judge.check.drop_in import call_findings, interface_findings, process_findings
 from kernelwright.judge.check.facts import TaskFacts
-from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
+from kernelwright.judge.check.findings import (
+    CheckFindings,
+    Demands,
+    RejectionError,
+    call_findings,
+    interface_findings,
+    process_findings,
+)
 from kernelwright.judge.check.oracle import State
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import CallBudget, WorkerError, WorkerSpec

@@ -29,7 +29,7 @@ import kernelwright
 from kernelwright.cores import cores_except
 from kernelwright.errors import SandboxError
 from kernelwright.judge.isolation import sandbox
-from kernelwright.judge.isolation.sessions import Ending, Session
+from kernelwright.judge.isolation.sandbox import Ending, Session
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import WORKER_ENVIRONMENT
 

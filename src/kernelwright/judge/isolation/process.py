@@ -29,7 +29,7 @@ from kernelwright.errors import InternalError
 from kernelwright.files import remove_tree
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate
-from kernelwright.judge.isolation.sessions import Ending, session_members, signal_each
+from kernelwright.judge.isolation.sandbox import Ending, session_members, signal_each
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import SharedArena
 from kernelwright.judge.worker.channel import (

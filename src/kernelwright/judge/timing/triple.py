@@ -24,8 +24,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.drop_in import held_findings
-from kernelwright.judge.check.findings import RejectionError
+from kernelwright.judge.check.findings import RejectionError, held_findings
 from kernelwright.judge.check.oracle import Inputs, Outputs, State
 from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
 from kernelwright.judge.check.weights import moved_buffer_findings

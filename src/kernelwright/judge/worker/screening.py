@@ -23,9 +23,8 @@ import torch
 
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import apart
-from kernelwright.judge.check.drop_in import form_findings, interface_findings
 from kernelwright.judge.check.facts import measure_task, secret_seed
-from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands
+from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands, form_findings, interface_findings
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernelwright.errors import CubinError, ListingError
-from kernelwright.sass.code.elf import CodeSection, CubinImage, read_cubin
-from kernelwright.sass.code.instruction import INSTRUCTION_BYTES, Instruction, ListedKernel, parse_instruction, parse_listing
-from kernelwright.sass.code.opcodes import BLOCK_ENDS, NEVER_FALLS_THROUGH
+from kernelwright.sass.elf import CodeSection, CubinImage, read_cubin
+from kernelwright.sass.instruction import INSTRUCTION_BYTES, Instruction, ListedKernel, parse_instruction, parse_listing
+from kernelwright.sass.opcodes import BLOCK_ENDS, NEVER_FALLS_THROUGH
 
 Disassembler = Callable[[bytes], str]
 """Turns a cubin into the listing of `nvdisasm -c -hex -plr -lrm narrow`."""

@@ -1,6 +1,6 @@
 """Finds what re-scheduling needs in a cubin: its code sections and the side tables that name instructions.
 
-`kernelwright.sass.code.identity` reads the ELF container: candidates carry that module, so it needs the standard library
+`kernelwright.sass.identity` reads the ELF container: candidates carry that module, so it needs the standard library
 alone. pyelftools agrees with it section by section, but takes 30 times as long, and raises OverflowError and MemoryError
 on damaged files.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import CubinError
-from kernelwright.sass.code.identity import ELF_HEADER, NO_BITS, cubin_sections
-from kernelwright.sass.code.instruction import INSTRUCTION_BYTES
+from kernelwright.sass.identity import ELF_HEADER, NO_BITS, cubin_sections
+from kernelwright.sass.instruction import INSTRUCTION_BYTES
 
 EM_CUDA = 190
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kernelwright.sass.code.instruction import Instruction
-from kernelwright.sass.code.program import Block
-from kernelwright.sass.hazards.latency import (
+from kernelwright.sass.instruction import Instruction
+from kernelwright.sass.latency import (
     FENCE,
     is_read_before_written,
     orders_memory,
     vouches_for,
     vouches_for_result,
 )
+from kernelwright.sass.program import Block
 
 SETTLE_CYCLES = 2
 """A scoreboard counts an instruction only from this many cycles after its issue."""

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelwright.sass.code.instruction import SCOREBOARDS, Instruction
-from kernelwright.sass.code.program import Block, Kernel
-from kernelwright.sass.hazards.latency import (
+from kernelwright.sass.instruction import SCOREBOARDS, Instruction
+from kernelwright.sass.latency import (
     LONGEST_CYCLES,
     LONGEST_SPACING_CYCLES,
     Dependence,
@@ -30,7 +29,8 @@ from kernelwright.sass.hazards.latency import (
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.hazards.scoreboards import (
+from kernelwright.sass.program import Block, Kernel
+from kernelwright.sass.scoreboards import (
     ScoreboardFacts,
     analyse_scoreboards,
     settle_cycles,

@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kernelwright.sass.code.instruction import MAX_STALL_WITHOUT_YIELD, ControlWord, Instruction
-from kernelwright.sass.code.program import Kernel
+from kernelwright.sass.instruction import MAX_STALL_WITHOUT_YIELD, ControlWord, Instruction
+from kernelwright.sass.program import Kernel
 
 OPERAND_SLOTS = range(3)
 _OPERAND_SHIFTS = (24, 32, 64)

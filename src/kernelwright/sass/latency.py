@@ -23,9 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kernelwright.sass.code.instruction import PREDICATE_FILE_WRITERS, Instruction
-from kernelwright.sass.code.opcodes import Pipe
-from kernelwright.sass.code.program import Block, Kernel
+from kernelwright.sass.instruction import PREDICATE_FILE_WRITERS, Instruction
+from kernelwright.sass.opcodes import Pipe
+from kernelwright.sass.program import Block, Kernel
 
 SYNC = "sync"
 """Pseudo-register that every synchronising or warp-wide instruction reads and writes."""

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from kernelwright.errors import ListingError
-from kernelwright.sass.code.opcodes import Pipe, Traits, traits_of
+from kernelwright.sass.opcodes import Pipe, Traits, traits_of
 
 CONTROL_SHIFT = 105
 CONTROL_BITS = 20

@@ -1,1 +1,0 @@
-"""Represents machine code as typed data: containers, listings, instructions, control words, programs."""
