@@ -64,19 +64,19 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def in_file(path: Path | None, besides: str = "") -> Iterator[None]:
+def in_file(path: Path | None, elsewhere: str = "") -> Iterator[None]:
     """Let a ConfigError that is raised in here name the file that the settings come from.
 
     Args:
         path: The file; None where there is none.
-        besides: Where else they come from, in words.
+        elsewhere: Where else they come from, in words.
     """
     try:
         yield
     except ConfigError as error:
         if path is None or str(path) in str(error):
             raise
-        raise ConfigError(f"{error} The file is {path}{besides and f', besides {besides}'}.") from error
+        raise ConfigError(f"{error} The file is {path}{elsewhere and f', besides {elsewhere}'}.") from error
 
 
 def build(model: type[Model], values: Mapping[str, Any]) -> Model:

@@ -55,12 +55,12 @@ def test_the_text_tells_what_is_compiled(name, kind):
 
 def test_what_compiles_nothing_comes_first_and_waits_for_its_own_process():
     waiting = [Candidate(source=text) for text in (TUNED, COMPILED, TRITON, PLAIN)]
-    assert next_of(waiting, [], [], lambda kind: True) is waiting[3]
-    assert next_of(waiting, [], [], lambda kind: kind is not Compiles.NOTHING) is waiting[2]
-    assert next_of(waiting[:2], [], [], lambda kind: True) is waiting[1]
-    assert next_of(waiting, [], [], lambda kind: False) is None
-    assert next_of(waiting[:1], waiting[1:2], [], lambda kind: True) is None, "its estimate may tell that it is not worth it"
-    assert next_of(waiting[:1], [], [], lambda kind: True) is waiting[0]
+    assert next_of(waiting, [], [], {*Compiles}) is waiting[3]
+    assert next_of(waiting, [], [], {*Compiles} - {Compiles.NOTHING}) is waiting[2]
+    assert next_of(waiting[:2], [], [], {*Compiles}) is waiting[1]
+    assert next_of(waiting, [], [], set()) is None
+    assert next_of(waiting[:1], waiting[1:2], [], {*Compiles}) is None, "its estimate may tell that it is not worth it"
+    assert next_of(waiting[:1], [], [], {*Compiles}) is waiting[0]
 
 
 def test_the_judge_may_take_more_memory_than_screening_and_contexts_beside():
@@ -107,9 +107,9 @@ def test_torch_compile_is_not_asked_again_where_it_was_slow_and_far_behind():
     assert not compiling_pays([screened(COMPILED, 0.6, **slow)]), "the reference itself is ahead"
     waiting = [Candidate(source=text) for text in (TUNED, COMPILED + "# another")]
     behind = [screened(PLAIN, 2.0), screened(COMPILED, 1.3, **slow)]
-    assert next_of(waiting, [], behind[:1], lambda kind: True) is waiting[1]
-    assert next_of(waiting, [], behind, lambda kind: True) is None
-    assert next_of([*waiting, Candidate(source=TRITON)], [], behind, lambda kind: True).source == TRITON
+    assert next_of(waiting, [], behind[:1], {*Compiles}) is waiting[1]
+    assert next_of(waiting, [], behind, {*Compiles}) is None
+    assert next_of([*waiting, Candidate(source=TRITON)], [], behind, {*Compiles}).source == TRITON
 
 
 def estimates(*speedups, **changes):

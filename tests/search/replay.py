@@ -31,7 +31,7 @@ from kernelwright.records.decisions import (
     next_to_judge,
 )
 from kernelwright.records.lines import sha256_of
-from kernelwright.records.screened import Screened
+from kernelwright.records.screened import Compiles, Screened
 from kernelwright.records.tables import BenchEntry, task_results, task_status
 from kernelwright.records.variants import variants
 from kernelwright.search.engine import SearchPlan, TaskState, next_step, settings_for
@@ -148,7 +148,7 @@ class TaskReplay:
             "settled": state.is_settled,
             "screened": [state.is_screened(self.budget, True), state.is_screened(self.budget, False)],
             "worth": [round(headroom(looks), 6), round(gain_per_second(looks), 6), judging_bytes(looks)],
-            "next": _id(next_of(waiting, [], looks, lambda kind: True)),
+            "next": _id(next_of(waiting, [], looks, {*Compiles})),
             "status": str(status),
             "reason": reason,
         }

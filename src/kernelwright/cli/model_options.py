@@ -115,7 +115,7 @@ def proposer(name: str, device: str, directory: Path, given: ModelOptions) -> Pr
             raise PolicyError(
                 "Wanted a language model; none was named. Give a folder, a GGUF file or a hub name as --model."
             )
-    with config.in_file(settings_file, besides="the options" if typed else ""):
+    with config.in_file(settings_file, elsewhere="the options" if typed else ""):
         model = chat_model(name, **settings)
     sampling = Sampling(**{key: options.pop(key) for key in ("temperature", "max_tokens") if key in options})
     database = options.pop("exemplar_database", None)

@@ -144,7 +144,10 @@ class Proposals:
                 new = sum(candidate.sha256 not in known for candidate in proposed)
                 proposed = [*variants(self.screened, known, max(1, slots - new, slots // 2)), *proposed]
                 waiting += {candidate.sha256: candidate for candidate in proposed if candidate.sha256 not in known}.values()
-            candidate = next_of(waiting, busy, self.screened, takes) if takes else next(iter(waiting), None)
+            if takes:
+                candidate = next_of(waiting, busy, self.screened, {kind for kind in Compiles if takes(kind)})
+            else:
+                candidate = next(iter(waiting), None)
             if candidate is not None:
                 given[candidate.sha256] = candidate
                 waiting.remove(candidate)

@@ -35,8 +35,8 @@ _WARM_UP_STEPS = range(3, 26)
 _WARM_UP_GAIN = 0.01
 _HOST_MARGIN = 2.0
 """Least ratio of a long enough kernel's time to the host's time for queueing a launch; our choice."""
-_QUEUED_BESIDES = 3
-"""Calls queued beside the timed launches: one launch ahead and two events."""
+_QUEUED_ALONGSIDE = 3
+"""Calls queued alongside the timed launches: one launch ahead and two events."""
 _LONGEST_HOLD_BYTES = 16 << 20
 _CTYPES: dict[str, Any] = {
     "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u8": ctypes.c_uint8,
@@ -238,7 +238,7 @@ class _Hold:
 
     def bytes_for(self, launches: int) -> int:
         """Return the bytes to copy before so many launches."""
-        return min(_LONGEST_HOLD_BYTES, round(self.bytes_per_call * (launches + _QUEUED_BESIDES)))
+        return min(_LONGEST_HOLD_BYTES, round(self.bytes_per_call * (launches + _QUEUED_ALONGSIDE)))
 
 
 def cuda_launcher(spec: LaunchSpec) -> Launcher:

@@ -130,23 +130,23 @@ class LocalModel(ChatModel):
 
     def _sampled(self, requests: list[Request], sampling: Sampling) -> Iterator[Sampled]:
         """Sample requests, half as many at once each time the memory does not suffice."""
-        owed = {request.index: request for request in requests}
+        pending = {request.index: request for request in requests}
         draw = Draw(sampling.temperature, sampling.top_p, self.stop_ids, sampling.seed)
         with self._lock, _evaluating(self.model), attention_of(self.model):
-            while owed:
-                batch = self._batch(list(owed.values()))
+            while pending:
+                batch = self._batch(list(pending.values()))
                 out_of_memory = False
                 sampler = SlotSampler(
                     self.model,
                     slots=batch,
-                    columns=max(len(request.prompt) + request.max_tokens for request in owed.values()),
+                    columns=max(len(request.prompt) + request.max_tokens for request in pending.values()),
                     draw=draw,
                     autocast=None if self.settings.autocast == "none" else getattr(torch, self.settings.autocast),
                     graphs=self._graphs,
                 )
                 try:
-                    for found in sampler.run(list(owed.values())):
-                        del owed[found.index]
+                    for found in sampler.run(list(pending.values())):
+                        del pending[found.index]
                         yield found
                 except torch.OutOfMemoryError:
                     out_of_memory = True
@@ -158,9 +158,9 @@ class LocalModel(ChatModel):
                 # Here and not in the handler: there the error still holds the tensors of every frame it went through.
                 del sampler
                 if out_of_memory:
-                    self._halve(batch, len(owed))
+                    self._halve(batch, len(pending))
 
-    def _halve(self, batch: int, owed: int) -> None:
+    def _halve(self, batch: int, pending: int) -> None:
         _free_memory()
         if batch == 1:
             raise PolicyError(
@@ -173,7 +173,7 @@ class LocalModel(ChatModel):
             self.name,
             batch,
             self._largest_batch,
-            owed,
+            pending,
         )
 
     def _batch(self, requests: list[Request]) -> int:

@@ -280,7 +280,7 @@ def _said(error: openai.APIStatusError) -> str:
     return message if isinstance(message, str) and message else f"status {error.status_code}"
 
 
-def retry_after_s(headers: Mapping[str, str], now: Callable[[], float] = time.time) -> float | None:
+def retry_after_s(headers: Mapping[str, str], now_s: float | None = None) -> float | None:
     """Wait that a response asks for in seconds, milliseconds or a date (RFC 9110, 10.2.3); None where it asks for none."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
@@ -289,4 +289,4 @@ def retry_after_s(headers: Mapping[str, str], now: Callable[[], float] = time.ti
             continue
         return wait_s if math.isfinite(wait_s) and wait_s >= 0 else None
     date = email.utils.parsedate_tz(headers.get("retry-after", ""))
-    return max(0.0, email.utils.mktime_tz(date) - now()) if date is not None else None
+    return max(0.0, email.utils.mktime_tz(date) - (time.time() if now_s is None else now_s)) if date is not None else None

@@ -14,7 +14,7 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -266,7 +266,7 @@ def next_of(
     waiting: Sequence[Candidate],
     busy: Sequence[Candidate],
     screened: Sequence[Screened],
-    takes: Callable[[Compiles], bool],
+    free: Set[Compiles],
 ) -> Candidate | None:
     """The proposal to screen now; None where none of those waiting can begin yet, or none is worth it.
 
@@ -278,15 +278,15 @@ def next_of(
         waiting: Proposals in the policy's order.
         busy: Those that are being looked at.
         screened: Estimates of the task so far.
-        takes: Returns True where a process is free for a candidate of a kind.
+        free: Kinds of candidates for which a process is free.
     """
     worth = [candidate for candidate in waiting if is_worth_its_compiler(candidate, screened)]
     for kind in (Compiles.NOTHING, Compiles.CODE, Compiles.INDUCTOR):
         fitting = [candidate for candidate in worth if compiles(candidate.source) is kind]
-        if fitting and takes(kind):
+        if fitting and kind in free:
             return fitting[0]
     if all(compiles(candidate.source) is Compiles.VARIANTS for candidate in [*worth, *busy]):
-        return next((candidate for candidate in worth if takes(Compiles.VARIANTS)), None)
+        return worth[0] if worth and Compiles.VARIANTS in free else None
     return None
 
 

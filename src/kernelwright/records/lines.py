@@ -84,7 +84,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Every JSON object of a JSON lines file, packed or not; a torn line is work that is still owed, and is skipped.
+    """Every JSON object of a JSON lines file, packed or not; a torn line is work that is still pending, and is skipped.
 
     Raises:
         UsageError: the file is there and cannot be read.

@@ -1,7 +1,7 @@
 """Keeps a run in a directory: the environment and configuration of a run, and one JSON line per finished evaluation.
 
 A line is written whole and flushed to disk before the next one starts, so a run that is killed at any moment loses no
-finished evaluation; a torn last line is work that is still owed and is dropped when the run is read again.
+finished evaluation; a torn last line is work that is still pending and is dropped when the run is read again.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class RunDirectory:
     def evaluations(self) -> Iterator[Evaluation]:
         """Every whole record of the judge, in order of writing; raises UsageError where the file cannot be read.
 
-        Torn lines are skipped: their work is still owed.
+        Torn lines are skipped: their work is still pending.
         """
         return _whole(self.evaluations_path, Evaluation)
 

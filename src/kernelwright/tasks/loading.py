@@ -145,9 +145,9 @@ def described(error: BaseException, task: Task, to_do: str = "") -> str:
     first, *_ = [*str(error).strip().splitlines(), ""]
     if isinstance(error, ModuleNotFoundError) and error.name:
         missing = error.name.replace(".", "/")
-        beside = Path(task.origin).parent / missing
+        neighbour = Path(task.origin).parent / missing
         to_do = f"Put {missing}.py or the package {missing} into the folder of the task's file, or install it."
-        if beside.with_suffix(".py").is_file() or beside.is_dir():
+        if neighbour.with_suffix(".py").is_file() or neighbour.is_dir():
             to_do = f"Write `import {error.name}`: beside the task's file only what `import` statements name is found."
     elif isinstance(error, ImportError) and "relative import" in first:
         to_do = "Leave out the dot before the module's name: a task's file is no part of a package."

@@ -122,7 +122,7 @@ class EvaluationStore:
                     request = json.loads(line)["checks"][REQUEST_KEY]
                     offsets[bytes.fromhex(request)] = offset
                 except (ValueError, KeyError, TypeError):
-                    pass  # torn by a kill: its work is still owed
+                    pass  # torn by a kill: its work is still pending
                 offset += len(line)
         return offsets
 
