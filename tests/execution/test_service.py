@@ -23,7 +23,7 @@ import uvicorn
 from kernelwright.errors import ConfigError, InfrastructureError, ShuttingDownError, TaskError, UsageError
 from kernelwright.execution.http_executor import HttpExecutor
 from kernelwright.execution.service import queue as queues
-from kernelwright.execution.service.app import create_app
+from kernelwright.execution.service.app import create_app, listen
 from kernelwright.execution.service.client import FAILURES_MAX, ServiceClient
 from kernelwright.execution.service.protocol import BODY_LIMIT_BYTES, ErrorBody, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.execution.service.queue import EvaluationStore
@@ -376,7 +376,7 @@ def test_a_body_that_is_too_large_is_refused(service, make):
 @contextmanager
 def listening(app):
     """The application on a real socket; gives its port."""
-    listener = app.listen("127.0.0.1", 0, TOKEN)
+    listener = listen("127.0.0.1", 0, TOKEN)
     listener.listen()  # whoever connects before the server is up waits
     runner = uvicorn.Server(uvicorn.Config(app, log_config=None))
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [listener]})
