@@ -13,6 +13,7 @@ import torch
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation import side
+from kernelwright.judge.timing import triple
 from tests.conftest import SECRET
 from tests.judge.simulated_gpu import SimulatedGpu, SimulatedMemory
 
@@ -73,3 +74,14 @@ def few_for_a_series(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def cudnn_in_tf32(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets convolutions of the reference use TF32 from now on, as on a GPU."""
     return lambda: monkeypatch.setattr(Trial, "lets_cudnn_use_tf32", True)
+
+
+@pytest.fixture
+def warm_up_each_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Takes every call from now on for a brief one of a GPU, before which the host is warmed up."""
+
+    def warm_up_each_call() -> None:
+        monkeypatch.setattr(triple, "_WARMED", ("cpu",))
+        monkeypatch.setattr(triple, "_BRIEF_US", 1e9)
+
+    return warm_up_each_call

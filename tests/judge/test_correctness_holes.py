@@ -10,6 +10,7 @@ from kernelwright.judge import Settings
 from kernelwright.judge.check import check, findings, weights
 from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason, Task
 from tests.judge.snippets import task
+from tests.judge.test_mutations import skip
 
 CHECK = Settings.quick(threads=1, timed=False)
 SECOND = pytest.mark.exhaustive
@@ -215,7 +216,7 @@ def test_sets_of_inputs_show_what_the_others_hide(judge, monkeypatch, made, forw
     ],
 )
 def test_without_its_defence_each_passes(judge, monkeypatch, defence, made, old, new):
-    monkeypatch.setattr(check if hasattr(check, defence) else weights, defence, lambda *arguments: None)
+    skip(check if hasattr(check, defence) else weights, defence)(monkeypatch)
     found = judge.evaluate(made, like(made, old, new), settings=CHECK)
     assert found.accepted, why(found)
 
@@ -244,6 +245,12 @@ KEEPS = """y = torch.relu(inputs[0])
         return y"""
 
 
+@pytest.fixture
+def slow_machine(monkeypatch):
+    """Time for all calls that growth is looked for in, on a slow machine too."""
+    monkeypatch.setattr(check, "_GROWTH_S", 60.0)
+
+
 GROWING = task("return torch.relu(inputs[0])", "[torch.randn(256, 128)]", name="relu")
 
 
@@ -255,8 +262,7 @@ GROWING = task("return torch.relu(inputs[0])", "[torch.randn(256, 128)]", name="
         pytest.param("y.shape", 10**9, False, id="all shapes"),
     ],
 )
-def test_memory_does_not_grow_with_the_number_of_calls(judge, monkeypatch, kept, most, grows):
-    monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow
+def test_memory_does_not_grow_with_the_number_of_calls(judge, slow_machine, kept, most, grows):
     found = judge.evaluate(GROWING, like(GROWING, "return torch.relu(inputs[0])", KEEPS.format(kept=kept, most=most)))
     assert found.accepted is not grows, why(found)
     assert found.reason is (Reason.OUT_OF_MEMORY if grows else None)
@@ -295,13 +301,12 @@ LEFT_OUT = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("what", LEFT_OUT)
-def test_without_its_defence_it_is_accepted(judge, monkeypatch, what):
+def test_without_its_defence_it_is_accepted(judge, slow_machine, monkeypatch, what):
     if what == "a mode of rounding that stays" and platform.machine() != "x86_64":
         pytest.skip("modes of rounding have other numbers elsewhere")
-    monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # the machine may be slow
     (place, defence), made, old, new = LEFT_OUT[what]
     settings = CHECK.model_copy(update={"forbid": frozenset({Label.PREPACKED_WEIGHTS})})
     assert not judge.evaluate(made, like(made, old, new), settings=settings).accepted
-    monkeypatch.setattr(place, defence, lambda *arguments: [])
+    skip(place, defence, answer=[])(monkeypatch)
     found = judge.evaluate(made, like(made, old, new), settings=settings)
     assert found.accepted, why(found)

@@ -41,13 +41,13 @@ def evaluate(judge: Judge, hack: str, change: Callable[[str], str] = str) -> Eva
 # --- taking defences out --------------------------------------------------------------------------
 
 
-def skip(owner: Any, *names: str) -> Callable[[Patch], None]:
-    """A defence that is a method whose result nobody uses."""
+def skip(owner: Any, *names: str, answer: Any = None) -> Callable[[Patch], None]:
+    """A defence that is a function or method, which gives this answer instead; mostly nobody uses it."""
 
     def take_out(patch: Patch) -> None:
         for name in names:
             assert callable(getattr(owner, name))
-            patch.setattr(owner, name, lambda *arguments, **named: None)
+            patch.setattr(owner, name, lambda *arguments, **named: answer)
 
     return take_out
 

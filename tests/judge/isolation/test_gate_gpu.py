@@ -44,15 +44,15 @@ while True:
 
 def test_a_gpu_at_work_for_another_process_is_told_from_one_at_rest():
     gate = DeviceGate(torch.device("cuda", 0))
-    assert gate._rests_within(10.0)
+    assert gate.rests_within(10.0)
     busy = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
     try:
         assert busy.stdout.readline() == "busy\n"
-        assert not any(gate._is_quiet() for _ in range(5))
+        assert not any(gate.is_quiet() for _ in range(5))
     finally:
         busy.kill()
         busy.wait()
-    assert gate._rests_within(10.0)
+    assert gate.rests_within(10.0)
 
 
 def test_a_kernel_that_never_ends_is_ended_when_another_one_is_timed_and_alone_as_well(monkeypatch):

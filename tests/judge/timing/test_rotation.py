@@ -111,16 +111,14 @@ def test_short_rounds_go_on_for_a_while_and_not_for_ever(judge: Judge, monkeypat
     assert [len(one.blocks) for one in found] == [SETTINGS.blocks + 2]
 
 
-def test_brief_calls_of_every_side_are_repeated_on_a_gpu(judge: Judge, monkeypatch):
+def test_brief_calls_of_every_side_are_repeated_on_a_gpu(judge: Judge, warm_up_each_call, monkeypatch):
     from kernelwright.judge.isolation import side as stage
-    from kernelwright.judge.timing import triple as timing
 
     warmed = []
     monkeypatch.setattr(stage.Side, "repeat", lambda self, calls: warmed.append(self.role))
     rotate(judge, RELU, [SAME], settings=SETTINGS)
     assert warmed == []
-    monkeypatch.setattr(timing, "_WARMED", ("cpu",))
-    monkeypatch.setattr(timing, "_BRIEF_US", 1e9)
+    warm_up_each_call()
     rotate(judge, RELU, [SAME], settings=SETTINGS)
     rounds = 2 * (SETTINGS.warmup_calls + SETTINGS.blocks)
     # Of the first input it is not known yet how long it takes.

@@ -390,9 +390,8 @@ def test_where_a_call_on_a_gpu_is_brief_every_side_repeats_its_latest(device, la
 
 
 @pytest.mark.exhaustive
-def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, monkeypatch):
-    monkeypatch.setattr(triple, "_WARMED", ("cpu",))
-    monkeypatch.setattr(triple, "_BRIEF_US", 1e9)
+def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, warm_up_each_call):
+    warm_up_each_call()
     same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
     found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
     assert found.accepted, found.detail

@@ -394,17 +394,11 @@ def test_a_scripted_part_is_read_as_well(tmp_path):
     assert not any(spec.view(bench.arenas["state"].memory).isnan().any() for spec in specs)
 
 
-def test_memory_of_an_output_that_is_still_in_use_is_named_though_nobody_holds_it(tmp_path):
+@pytest.mark.parametrize("hold", [False, True])
+def test_memory_of_an_earlier_output_that_is_in_use_is_named_also_where_nobody_holds_it(tmp_path, hold):
     source = MODULE.replace("self.count += 1", "self.count += 1; self.y = self.__dict__.get('y', x + 1); return self.y")
     bench = Bench(tmp_path, source=source).ready()
-    assert bench.call()["outputs"][0]["aliases"] == []
-    assert bench.call()["outputs"][0]["aliases"] == ["earlier output"]
-
-
-def test_memory_of_an_earlier_output_that_is_held_is_named(tmp_path):
-    source = MODULE.replace("self.count += 1", "self.count += 1; self.y = self.__dict__.get('y', x + 1); return self.y")
-    bench = Bench(tmp_path, source=source).ready()
-    assert bench.call(hold=True)["outputs"][0]["aliases"] == []
+    assert bench.call(hold=hold)["outputs"][0]["aliases"] == []
     assert bench.call()["outputs"][0]["aliases"] == ["earlier output"]
 
 

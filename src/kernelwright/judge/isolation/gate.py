@@ -176,26 +176,27 @@ class DeviceGate:
         may have ended just then, and to be slow is no fault: where it is alone nobody waits for its kernels.
         """
         limit_s = self._unstoppable_limit_s
-        if limit_s is None or self._device.type == "cpu" or self._rests_within(limit_s) or worker.is_trusted:
+        if limit_s is None or self._device.type == "cpu" or self.rests_within(limit_s) or worker.is_trusted:
             return
         with self._suspects.open("a") as suspects:
             fcntl.flock(suspects, fcntl.LOCK_EX)
-            if self._rests_within(0.0):
+            if self.rests_within(0.0):
                 return
             worker.close()
-            if self._rests_within(_ENDING_S):
+            if self.rests_within(_ENDING_S):
                 raise CrowdedError(f"work on the GPU went on for {limit_s:g} s after its process had been stopped.")
         raise DisturbedError("The GPU is at work for another process.")
 
-    def _rests_within(self, limit_s: float) -> bool:
+    def rests_within(self, limit_s: float) -> bool:
+        """Whether a GPU comes to rest within so many seconds."""
         came_s = time.monotonic()
-        while not self._is_quiet():
+        while not self.is_quiet():
             if time.monotonic() - came_s >= limit_s:
                 return False
             time.sleep(_PROBE_S)
         return True
 
-    def _is_quiet(self) -> bool:
+    def is_quiet(self) -> bool:
         """Whether a GPU works for nobody else."""
         taken_us = []
         empty = torch.empty(1, device=self._device)
