@@ -761,8 +761,9 @@ def test_a_set_on_which_the_reference_loses_everything_says_nothing_of_a_candida
     assert "lost" in found.checks["skipped"]["large"]  # where squares overflow: zeros by the reference, NaN by the operator
 
 
-def test_a_module_that_refuses_float64_is_judged_by_its_reference(judge):
-    made = VALID["float32 only"]
+@pytest.mark.parametrize("what", ["float32 only", "not in float64"])
+def test_a_module_without_float64_is_judged_by_its_reference(judge, what):
+    made = VALID[what]
     found = judge.evaluate(made, honest(made))
     assert found.checks["truth"].startswith("reference")
     assert Label.UNCALIBRATED_PRECISION in found.labels
@@ -813,15 +814,6 @@ def test_a_check_that_is_not_thorough_still_rejects_what_is_wrong(judge):
     assert found.accepted, why(found)
     assert set(found.checks["sets"]) == {"own", "own-again"}
     assert judge.evaluate(RELU, candidate("return self.linear(x)"), settings=settings).reason is Reason.WRONG_OUTPUT
-
-
-def test_a_task_without_float64_is_judged_by_its_reference(judge):
-    made = VALID["not in float64"]
-    found = judge.evaluate(made, honest(made))
-    assert found.checks["truth"].startswith("reference")
-    assert Label.UNCALIBRATED_PRECISION in found.labels
-    wrong = Candidate(source=honest(made).source.replace("* 2", "* 2.001"))
-    assert not judge.evaluate(made, wrong).accepted
 
 
 # --- tasks that cannot be judged ------------------------------------------------------------------

@@ -285,17 +285,15 @@ def aside(gate, worker, measuring):
         gate.stand_aside(lock, worker)
 
 
-def test_a_worker_whose_kernels_do_not_end_is_ended_and_to_be_tried_alone(gpu, measuring):
+@pytest.mark.parametrize(
+    ("quiet", "error", "said"),
+    [([False, False, True], CrowdedError, "went on for 0 s"), ([False], DisturbedError, "for another process")],
+    ids=["its own, to be tried alone", "another one's, to be tried again"],
+)
+def test_a_worker_is_ended_for_kernels_that_do_not_end(gpu, measuring, quiet, error, said):
     worker = FakeWorker([])
-    with pytest.raises(CrowdedError, match="went on for 0 s"):
-        aside(gpu([False, False, True]), worker, measuring)
-    assert worker.done[:2] == ["stop", "close"]
-
-
-def test_one_that_was_ended_for_another_ones_kernels_is_to_be_tried_again(gpu, measuring):
-    worker = FakeWorker([])
-    with pytest.raises(DisturbedError):
-        aside(gpu([False]), worker, measuring)
+    with pytest.raises(error, match=said):
+        aside(gpu(quiet), worker, measuring)
     assert worker.done[:2] == ["stop", "close"]
 
 
