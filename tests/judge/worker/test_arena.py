@@ -227,10 +227,12 @@ def test_a_full_gpu_is_a_device_error_that_nobody_else_finds(runtime, simulated_
 
 
 def test_what_torch_keeps_for_itself_is_given_back_to_make_room(runtime, simulated_gpu):
+    asked = []
+    simulated_gpu.asked = SimpleNamespace(append=lambda what: asked.append((what, [*runtime.statuses])))
     for statuses in ([2, 0], [0]):  # a try that fails and one that does not, and one that does not
         runtime.statuses = statuses
         SharedArena(torch.device("cuda", 0), 4096).close()
-        assert simulated_gpu.asked == ["empty_cache"]
+        assert asked == [("empty_cache", [0])]  # after the first try, before the second
 
 
 def test_a_missing_cuda_runtime_is_a_device_error(monkeypatch):
