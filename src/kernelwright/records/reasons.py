@@ -6,6 +6,20 @@ Reports, messages and prompts take the words from here. `docs/verdicts.md` adds 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
+
+
+class DescribedCode(StrEnum):
+    """Code with its meaning in words."""
+
+    meaning: str
+    """Fragment of a sentence."""
+
+    def __new__(cls, code: str, meaning: str = "") -> Self:
+        """A member from its code and meaning."""
+        member = str.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
 
 class Reason(StrEnum):
@@ -177,17 +191,8 @@ class Reason(StrEnum):
     )
 
 
-class Label(StrEnum):
+class Label(DescribedCode):
     """Remark on an accepted candidate. Settings can turn any of them into a rejection."""
-
-    meaning: str
-    """Property of the candidate, as a fragment of a sentence."""
-
-    def __new__(cls, code: str, meaning: str = "") -> Label:
-        """A member from its code and meaning."""
-        member = str.__new__(cls, code)
-        member._value_, member.meaning = code, meaning
-        return member
 
     WRAPPER_ONLY = "wrapper-only", "the same operators behind torch.compile or a CUDA graph, no new kernel"
     TF32 = "tf32", "lets matrix products use TF32, within the tolerance"

@@ -31,6 +31,7 @@ from kernelwright.contrastive.hacks.names import code_only
 from kernelwright.contrastive.hacks.structure import PATH, SHAPE, features, identity
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.records import Evaluation, Label, Reason, append_lines
+from kernelwright.records.reasons import DescribedCode
 from kernelwright.tasks.suites import load_suite
 
 _PACKAGED = "patterns.jsonl"
@@ -224,16 +225,8 @@ REFERENCE_SPREAD = 1.5
 """Slowest process median of the reference against the fastest: something disturbs it; our choice."""
 
 
-class Sign(StrEnum):
+class Sign(DescribedCode):
     """Something that an evaluation's record shows: its code, and `meaning` in words for prompts and pages."""
-
-    meaning: str
-
-    def __new__(cls, code: str, meaning: str) -> Sign:
-        """A member by its code."""
-        sign = str.__new__(cls, code)
-        sign._value_, sign.meaning = code, meaning
-        return sign
 
     SPEEDUP_SUSPICIOUS = "speedup-suspicious", "the speedup is above 3x"
     SPEEDUP_IMPLAUSIBLE = "speedup-implausible", "the speedup is far above what the bytes moved or the operations done allow"

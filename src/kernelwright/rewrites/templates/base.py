@@ -137,7 +137,7 @@ class CallTemplate(Template[Sizes, Knobs]):
         """Put a call of the kernel in the place of a node."""
 
     def options(self, node: fx.Node, sizes: Sizes) -> tuple[Any, ...]:
-        """What else the emitted function depends on besides the knobs."""
+        """Facts that the emitted function depends on besides the knobs."""
         return ()
 
     def identity(self, choices: tuple[Knobs, ...], options: tuple[Any, ...]) -> Hashable:
