@@ -125,7 +125,8 @@ def optimize(
         on_event: Told about progress.
         seed: Of the policy.
         evaluator: Who judges, such as a `RayExecutor` with these settings; it stays open. By default judges on this machine.
-        baselines: Names as of `bench`, to measure beside. By default torch.compile and a CUDA graph on a GPU, none on a CPU.
+        baselines: Names as of `bench`, to measure beside. By default
+            `kernelwright.rewrites.wrappers.BY_DEFAULT` on a GPU, none on a CPU.
 
     Returns:
         The run directory, the confirming evaluation of the best candidate (None when nothing was confirmed to be faster)
@@ -211,8 +212,9 @@ def bench(
         only: Names of the tasks to keep, such as `level1/1`; by default all.
         candidates: Your own candidates in place of the suite's: a folder of files named as the tasks, or a file of JSON
             lines. Tasks without one are left out.
-        baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudagraph-fresh`, `cudnn`,
-            `max-autotune-fresh`, `channels-last`; `eager` is always measured, as the reference.
+        baselines: Of `eager`, `compile`, `reduce-overhead`, `max-autotune`, `cudagraph`, `cudagraph-fresh`,
+            `reduce-overhead-fresh`, `cudnn`, `max-autotune-fresh`, `channels-last`; `eager` is always measured, as the
+            reference.
         device: `auto`, `cpu`, `cuda` (all GPUs) or `cuda:N` (that one).
         settings: Of the judge.
         on_event: Told of each job that ends.

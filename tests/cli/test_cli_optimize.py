@@ -16,6 +16,7 @@ from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.screened import screened_of
+from kernelwright.rewrites.wrappers import BY_DEFAULT
 from kernelwright.search.bench import chosen_baselines
 from kernelwright.tasks.suites import load_suite
 from tests.search.fakes import FakeExecutor
@@ -235,9 +236,9 @@ def test_a_drop_in_is_handed_out_only_where_it_is_certainly_ahead_of_the_baselin
     assert kernelwright.optimize("task.py", **settings, evaluator=Judges(), baselines=["compile"]) == result
 
 
-def test_on_a_gpu_torch_compile_and_a_graph_are_measured_unless_others_are_named():
+def test_on_a_gpu_stock_configurations_are_measured_unless_others_are_named():
     timed = Settings()
-    assert chosen_baselines(None, "cuda:0", timed, None) == ["compile", "cudagraph-fresh"]
+    assert chosen_baselines(None, "cuda:0", timed, None) == [*BY_DEFAULT]
     assert chosen_baselines(None, "cpu", timed, None) == []
     assert chosen_baselines(None, "cuda:0", Settings(timed=False), None) == []
     assert chosen_baselines(["eager"], "cuda:0", timed, None) == []

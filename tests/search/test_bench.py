@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 import kernelwright
 from kernelwright.errors import DeviceError, InfrastructureError, UsageError
@@ -14,6 +15,7 @@ from kernelwright.judge import Settings
 from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task, Verdict
 from kernelwright.records.models import Precision
 from kernelwright.records.rescore import rescore
+from kernelwright.rewrites.wrappers import baseline_source
 from kernelwright.search.bench import bench, summarise
 from kernelwright.tasks.entries import Suite, SuiteEntry
 from tests.search.fakes import FakeExecutor, Proposal
@@ -329,3 +331,35 @@ def test_what_failed_before_comes_last(tmp_path):
         if fails:
             run.write_json("errors.json", {"diagonal candidate": "no memory"})
     assert taken == ["diagonal", "scaled", "scaled", "diagonal"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "able"),
+    [("Linear(4, 4)", set()), ("Conv1d(4, 4, 1)", {"cudnn"}), ("Conv2d(4, 4, 1)", {"cudnn", "channels-last"})],
+)
+def test_settings_for_convolutions_are_no_baselines_of_a_model_without(layer, able):
+    task = Task(id="one", source=f"import torch\nclass Model(torch.nn.{layer.partition('(')[0]}):\n    pass\n")
+    sizes = [int(size) for size in layer.partition("(")[2].rstrip(")").split(",")]
+    built = set()
+    for name in ("cudnn", "channels-last"):
+        scope = {}
+        exec(baseline_source(task, name), scope)
+        try:
+            scope["ModelNew"](*sizes)
+            built.add(name)
+        except TypeError:
+            pass
+    assert built == able
+
+
+def test_a_baseline_with_fresh_outputs_copies_what_the_next_call_overwrites(monkeypatch):
+    kept = {}
+    monkeypatch.setattr(torch, "compile", lambda forward, mode: kept.setdefault("call", lambda x: (kept["buffer"], mode)))
+    kept["buffer"], scope = torch.ones(2), {}
+    task = Task(
+        id="one", source="import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
+    )
+    exec(baseline_source(task, "reduce-overhead-fresh"), scope)
+    output, mode = scope["ModelNew"]()(torch.zeros(2))
+    assert (output.tolist(), mode) == ([1.0, 1.0], "reduce-overhead")
+    assert output.data_ptr() != kept["buffer"].data_ptr()

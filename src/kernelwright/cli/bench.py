@@ -57,7 +57,9 @@ class BenchCommand:
     hub: bool = option(False, help="Read kernelbench from the Hugging Face hub instead.")
     levels: str = option("1,2,3", metavar="LIST", help="Levels of the suite to keep.")
     baselines: str | None = option(
-        metavar="LIST", help=f"Of {BASELINES}. By default eager,compile; with --check-only eager, which is not timed then."
+        metavar="LIST",
+        help=f"Of {BASELINES}. By default those of the manual on a GPU, eager,compile on a CPU; with --check-only eager, "
+        "which is not timed then.",
     )
     candidates: Path | None = option(
         metavar="DIR",
@@ -98,16 +100,20 @@ class BenchCommand:
         _require_other_precisions(self)
         if searches and self.candidates is not None:
             raise click.UsageError("wanted --candidates without --policy, which proposes candidates itself; found both.")
-        by_default = "eager,compile" if settings.timed else "eager"
-        baselines = listed_words(by_default if self.baselines is None else self.baselines, "baselines")
-        if not settings.timed and set(baselines) - {"eager"}:
+        baselines = None if self.baselines is None else listed_words(self.baselines, "baselines")
+        if not settings.timed and set(baselines or ()) - {"eager"}:
             raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
         levels = [_level(word) for word in listed_words(self.levels, "levels")]
 
         from kernelwright.tasks.suites import load_suite
 
         suite = _narrowed(load_suite(self.suite, path=self.path, levels=levels, hub=self.hub), self)
-        resolve_device(self.device)
+        device = resolve_device(self.device)
+        if baselines is None:
+            from kernelwright.rewrites.wrappers import BY_DEFAULT
+
+            compiled = BY_DEFAULT if device.startswith("cuda") else ("compile",)
+            baselines = ["eager", *(compiled if settings.timed else ())]
         with (
             results_only(),
             run_directory(self.out, "bench", suite.name) as target,

@@ -70,7 +70,7 @@ class OptimizeCommand:
     judged: int = judged_option()
     baselines: str | None = option(
         metavar="LIST",
-        help=f"To measure beside, of {BASELINES}; by default compile,cudagraph-fresh on a GPU, eager alone on a CPU.",
+        help=f"To measure beside, of {BASELINES}; by default those of the manual on a GPU, eager alone on a CPU.",
     )
     out: Path | None = out_option()
     then_sass: bool = option(False, help="Hand the winner's Triton kernels to the assembly game. Needs a GPU.")

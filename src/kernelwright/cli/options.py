@@ -19,7 +19,10 @@ from kernelwright.cli.output import INTERRUPTED, say
 if TYPE_CHECKING:
     from kernelwright.judge import Settings
 
-BASELINES = "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,cudnn,max-autotune-fresh,channels-last"
+BASELINES = (
+    "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,reduce-overhead-fresh,cudnn,max-autotune-fresh,"
+    "channels-last"
+)
 DEVICE_DIGITS = 3
 AT_LEAST_ONE = click.IntRange(min=1)
 ABOVE_ZERO = FiniteRange(0, min_open=True)

@@ -36,6 +36,7 @@ OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
 """Baselines whose outputs the next call overwrites: no drop-ins, so none of them is the best."""
 STOCK = {
     "compile": "compile",
+    "reduce-overhead-fresh": "reduce-overhead-fresh",
     "cuda-graph": "cudagraph-fresh",
     "cudnn-benchmark": "cudnn",
     "compile-max-autotune": "max-autotune-fresh",

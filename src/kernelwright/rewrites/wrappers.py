@@ -27,6 +27,14 @@ FRESH = """\
 """
 """Answer of a replay: copies, which the next replay does not overwrite."""
 
+_FRESH_OUTPUTS = """
+class ${name}(${base}):
+    \"\"\"`${base}.forward` with copies of its outputs, which the next call does not overwrite.\"\"\"
+
+    def forward(self, *inputs):
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, super().forward(*inputs))
+"""
+
 GUARD = "_fits_rewritten"
 """Method by which rewritten code tells whether a call is one that it was written for. No reference should have this name."""
 _OTHERWISE = f"""\
@@ -129,18 +137,35 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "4"
 """Choices of max-autotune are compiled in four threads of the process, where the judge's environment says one. Set after the
 import, which reads the variable for the other compilations: those would start processes."""
 
+
+def _for_weights(test: str) -> str:
+    """A class that refuses to wrap a model none of whose weights has so many dimensions: it would time eager once more."""
+    return f"""
+class ${{name}}(${{base}}):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if not any(value.dim() {test} for value in self.parameters()):
+            raise TypeError("no weights of convolutions: some parameter's number of dimensions must be {test}")
+"""
+
+
 BASELINES: dict[str, tuple[tuple[str, ...], str]] = {
     "compile": ((_COMPILE,), ""),
     "reduce-overhead": ((_COMPILE,), ', mode="reduce-overhead"'),
     "max-autotune": ((_IN_THREADS + _COMPILE,), ', mode="max-autotune"'),
     "cudagraph": ((_CUDA_GRAPH.replace(FRESH, "        return self.outputs\n"),), ""),
     "cudagraph-fresh": ((_CUDA_GRAPH,), ""),
-    "cudnn": WRAPPERS["cudnn-benchmark"],
+    "reduce-overhead-fresh": ((_COMPILE, _FRESH_OUTPUTS), ', mode="reduce-overhead"'),
+    "cudnn": ((_for_weights(">= 3"), _CUDNN), ""),
     "max-autotune-fresh": WRAPPERS["compile-max-autotune"],
-    "channels-last": WRAPPERS["channels-last"],
+    "channels-last": ((_for_weights("== 4"), _CHANNELS_LAST), ""),
 }
 """Templates and torch.compile options of each baseline but `eager`, which is the reference itself. The outputs of
-`reduce-overhead`, `max-autotune` and `cudagraph` are overwritten by the next call; the others keep the contract."""
+`reduce-overhead`, `max-autotune` and `cudagraph` are overwritten by the next call; the others keep the contract. `cudnn` and
+`channels-last` fail where no parameter can be a convolution's."""
+BY_DEFAULT = ("compile", "reduce-overhead-fresh", "cudagraph-fresh", "cudnn", "channels-last")
+"""Baselines of a search on a GPU where none are named: what keeps a drop-in's contract, without autotuners, which can take
+longer than the whole search. The built-in policy proposes these where torch.compile is ahead (`decisions.tuning_pays`)."""
 
 ALL_BASELINES = ("eager", *BASELINES)
 

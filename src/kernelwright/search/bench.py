@@ -23,7 +23,7 @@ from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Baselines, Evaluate, Executor
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.decisions import TaskRecords
+from kernelwright.records.decisions import BASELINE_POLICY, TaskRecords
 from kernelwright.records.models import Precision
 from kernelwright.records.tables import (
     ENTRIES,
@@ -37,7 +37,7 @@ from kernelwright.records.tables import (
     task_results,
 )
 from kernelwright.report.page import write_bench_report
-from kernelwright.rewrites.wrappers import ALL_BASELINES
+from kernelwright.rewrites.wrappers import ALL_BASELINES, BY_DEFAULT
 from kernelwright.search.engine import (
     Engine,
     EngineEvent,
@@ -52,8 +52,6 @@ from kernelwright.tasks.entries import Suite
 
 SAME = ("kind", "suite", "settings", "tasks")
 """Keys in which a resumed run must agree with the earlier one."""
-ON_GPUS = ("compile", "cudagraph-fresh")
-"""Baselines of a search on a GPU where none are named: those that keep a drop-in's contract for any program."""
 _GPU_ALONE = ("cudagraph", "cudagraph-fresh", "cudnn")
 DROP_INS = "optimized"
 """Folder of a run directory with the drop-ins that are handed out."""
@@ -240,7 +238,7 @@ def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
 
 
 def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Executor | None) -> list[str]:
-    """Baselines to measure: those that are named, else `ON_GPUS` where they can be measured.
+    """Baselines to measure: those that are named, else `BY_DEFAULT` where they can be measured.
 
     Raises:
         UsageError: there is no such baseline, or it cannot be measured with these settings or this evaluator.
@@ -248,7 +246,7 @@ def chosen_baselines(names: Sequence[str] | None, device: str, settings: Setting
     """
     able = settings.timed and (evaluator is None or Baselines in evaluator.kinds)
     if names is None:
-        return list(ON_GPUS) if able and device.startswith("cuda") else []
+        return list(BY_DEFAULT) if able and device.startswith("cuda") else []
     require_baselines(names, [device])
     wanted = [name for name in names if name != "eager"]
     if wanted and not able:
@@ -273,18 +271,23 @@ def pending_baselines(state: TaskState, names: Sequence[str], settings: Settings
 class Unrecorded:
     """Tells which candidates of a task have no evaluation in a precision yet.
 
-    Candidates are known by their hash and policy, so that records without sources count.
+    Candidates are known by their hash and policy, so that records without sources count, and baselines by their names: what
+    is on record stands, whatever text a later version writes.
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], settings: Settings) -> None:
         precision = Precision.of(dict(settings))
         self._done = {
-            (found.candidate_sha256, found.policy) for found in evaluations if Precision.of(found.checks) is precision
+            _key(found, found.candidate_sha256) for found in evaluations if Precision.of(found.checks) is precision
         }
 
     def __call__(self, candidate: Candidate) -> bool:
         """True where a candidate has none."""
-        return (candidate.sha256, candidate.policy) not in self._done
+        return _key(candidate, candidate.sha256) not in self._done
+
+
+def _key(one: Candidate | Evaluation, sha256: str) -> tuple[str, str]:
+    return ("-".join(one.techniques) if one.policy == BASELINE_POLICY else sha256), one.policy
 
 
 def summarise(run: RunDirectory, suite: Suite, errors: dict[str, str]) -> BenchResult:

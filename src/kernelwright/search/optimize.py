@@ -132,7 +132,7 @@ def optimize(
         evaluator: Executor that judges, such as a `RayExecutor` with these settings; it stays open. By default judges on
             this machine.
         servers: Fork servers for screening, which stay open; by default it starts its own.
-        baselines: Names from `ALL_BASELINES` to measure as well; by default `ON_GPUS` on a GPU, and none on a CPU.
+        baselines: Names from `ALL_BASELINES` to measure as well; by default `BY_DEFAULT` on a GPU, and none on a CPU.
 
     Raises:
         UsageError: `out` belongs to another task, device, policy or other settings; an unknown baseline.
