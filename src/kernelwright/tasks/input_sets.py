@@ -183,6 +183,15 @@ def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Te
     return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() >= 2 else x
 
 
+def _in_groups(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each row nearly equals one of four: it differs by the square root of the rounding unit."""
+    if not x.dim() or not x.numel():
+        return x
+    first = torch.randint(len(x), (4,), generator=generator, device=x.device)
+    group = torch.randint(4, (len(x),), generator=generator, device=x.device)
+    return torch.lerp(x[first[group]], x, torch.finfo(x.dtype).eps ** 0.5)
+
+
 def _skewed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Nine in ten integers become one value that was drawn. A tensor without repeated values, such as a permutation,
     stays as it is."""
@@ -212,3 +221,12 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("off-boundary", _off_boundary, "loading vectors where memory is not aligned for them", layout=True),
 )
 """In order of use; the first must not be left out."""
+
+WEIGHT_SETS: tuple[InputSet, ...] = (
+    InputSet("weights-signs", _shuffled_sign, "scales taken to be positive"),
+    InputSet("weights-4-times", lambda x, g: x * 4, "bounds that only first weights keep"),
+    InputSet("weights-16-times", lambda x, g: x * 16, "logits, slopes and memories taken to be small"),
+    InputSet("weights-sixteenth", lambda x, g: x / 16, "temperatures and gains taken to be near their start"),
+    InputSet("weights-in-groups", _in_groups, "rows taken to be far from one another"),
+)
+"""Variations of parameters, which training leaves unlike those that a constructor draws."""

@@ -23,11 +23,11 @@ from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError, SumLength
 from kernelwright.judge.check.trial import Trial
-from kernelwright.judge.check.weights import buffer_has_kept_up
+from kernelwright.judge.check.weights import buffer_has_kept_up, check_weight_structure
 from kernelwright.judge.isolation.side import CallOutput, Described, Output
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Candidate, Label, Reason
-from kernelwright.tasks import INPUT_SETS, bring_to_life
+from kernelwright.tasks import INPUT_SETS, WEIGHT_SETS, bring_to_life
 from tests.judge.snippets import candidate, task
 from tests.quick import exhaustive_but
 
@@ -729,3 +729,69 @@ def test_zeros_among_other_elements_stay_when_some_are_changed(share):
 @pytest.mark.parametrize(("x", "count"), [(torch.zeros(9), 1), (torch.ones(9, dtype=torch.bool), 1), (torch.zeros(0), 0)])
 def test_of_what_is_alike_everywhere_one_element_is_changed(x, count):
     assert int((_change(0.0, x, torch.Generator().manual_seed(0)) != x).sum()) == count
+
+
+# --- weights as training leaves them ------------------------------------------------------------------
+
+
+class LoadedSide(LocalSide):
+    """A side with weights: `answer(state, *inputs)`."""
+
+    def __init__(self, answer):
+        super().__init__(lambda *inputs: answer(self.state, *inputs))
+
+    def load_state(self, state):
+        self.state = state
+
+
+def examined_with_weights(made, answer):
+    """The sets that were left out after an examination of `answer(state, *inputs)` by weights of every structure."""
+    one = checker(made, lambda: None)
+    model = one.trial.facts.oracle.model
+    one.reference = LoadedSide(lambda state, *inputs: torch.func.functional_call(model, state, inputs))
+    one.candidate = LoadedSide(answer)
+    one.sides = one.reference, one.candidate
+    one.load(one.trial.facts.weights)
+    with torch.no_grad():
+        check_weight_structure(one, judged(one).tolerance.allowed)
+    assert one.trial.findings.checks["sets"].keys() == {"own"} | {one.name for one in WEIGHT_SETS} - left_out(one)
+    return left_out(one)
+
+
+def left_out(one):
+    return one.trial.findings.checks.get("skipped", {}).keys()
+
+
+SLOPES = task(
+    "return torch.nn.functional.prelu(inputs[0], self.a)", init="self.a = torch.nn.Parameter(torch.full((16,), 0.25))"
+)
+
+
+def test_slopes_above_one_are_right_only_where_they_are_not_assumed_away():
+    assert not examined_with_weights(SLOPES, lambda state, x: torch.where(x > 0, x, x * state["a"]))
+    with pytest.raises(RejectionError, match="on input set `weights-") as caught:
+        examined_with_weights(SLOPES, lambda state, x: torch.maximum(x, x * state["a"]))
+    assert caught.value.reason is Reason.WRONG_OUTPUT
+
+
+def test_weights_that_make_a_task_chaotic_or_lie_outside_its_domain_are_left_out():
+    chaotic = "x = inputs[0]\n        for _ in range(60): x = torch.sin(x * self.a)\n        return x"
+    made = task(chaotic, init="self.a = torch.nn.Parameter(torch.full((16,), 0.5))")
+
+    def steps(state, x):
+        for _ in range(60):
+            x = torch.sin(state["a"] * x)
+        return x
+
+    assert "weights-16-times" in examined_with_weights(made, steps)
+    root = task("return inputs[0] * self.a.sqrt()", init="self.a = torch.nn.Parameter(torch.ones(16))")
+    assert examined_with_weights(root, lambda state, x: x * state["a"].sqrt()) == {"weights-signs"}
+
+
+def test_rows_of_weights_come_in_nearly_equal_groups():
+    (groups,) = (one for one in WEIGHT_SETS if one.name == "weights-in-groups")
+    varied = groups.vary(torch.randn(64, 32), torch.Generator().manual_seed(0))
+    near = torch.cdist(varied, varied) < 0.05
+    assert not torch.equal(near, torch.eye(64, dtype=torch.bool))
+    assert 16 <= near.sum(1).max() < 64
+    assert torch.equal(groups.vary(torch.tensor(3.0), torch.Generator()), torch.tensor(3.0))

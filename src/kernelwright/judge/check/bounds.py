@@ -128,8 +128,18 @@ class Bounds:
         truth = question.truth or self._oracle.truth(inputs, question.state, training=question.training)
         return replace(question, inputs=lambda: inputs, truth=truth)
 
-    def around(self, drawn: list[Any], state: State, training: bool, truth: Outputs | None, outputs: Outputs) -> Question:
-        """Set the tolerance for the reference's `outputs`, a list that is emptied: a large task needs their memory.
+    def around(
+        self,
+        drawn: list[Any],
+        state: State,
+        training: bool,
+        truth: Outputs | None,
+        outputs: Outputs,
+        *,
+        precise: bool = True,
+    ) -> Question:
+        """Set the tolerance for the reference's `outputs`, a list that is emptied: a large task needs their memory. Without
+        `precise`, lower precisions do not count.
 
         Raises:
             OutOfDomainError: the reference's answer is of no use here.
@@ -157,7 +167,7 @@ class Bounds:
         if torch.float64 in trial.facts.output_dtypes:
             # The truth has no more digits than the reference, whose error it does not show: that of rounding stands for it.
             own = farthest([own, self._moved(question, torch.finfo(torch.float64).eps).without("differing")])
-        tolerance = self._calibrate(own, self._lower(question))
+        tolerance = self._calibrate(own, self._lower(question) if precise else ())
         if not all(map(is_inexact, truth)):
             differing = farthest([own, self._unsettled(question)])
             allowed = combined(
@@ -299,6 +309,9 @@ class Bounds:
 
         Each costs runs of the reference, so none is asked for before the answer is about to be rejected.
         """
+        if not found.within(question.tolerance.allowed) and question.has_float64 and question.tolerance.lower is None:
+            wider = self._calibrate(question.tolerance.reference, self._lower(question))  # where only errors have counted
+            question = question.allowing(combined(_never_narrower, question.tolerance.allowed, wider.allowed))
         if not found.within(question.tolerance.allowed):
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):

@@ -27,6 +27,7 @@ from kernelwright.judge.check.weights import (
     check_moved_buffers,
     check_reloading,
     check_replaced_weights,
+    check_weight_structure,
 )
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
@@ -81,6 +82,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         check_buffers(examiner)
         if trial.reloads_state and facts.oracle.parameter_names:
             check_reloading(examiner)
+            check_weight_structure(examiner, first.question.tolerance.allowed)
         if trial.reloads_state:
             check_default_buffers(examiner)
         if Reason.MODE_MISMATCH not in trial.findings.missing:

@@ -42,7 +42,7 @@ class Distance:
     """Distance of each output where there are several: each has its own limit."""
 
     def __str__(self) -> str:
-        text = f"{self.rms:.2e} rms, {self.worst:.2e} worst"
+        text = f"{self.rms:.2e} rms, {self.worst:.2e} worst" if math.isfinite(self.rms) else "infinitely far"
         return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
 
     def within(self, other: Distance) -> bool:
@@ -88,7 +88,7 @@ def combined(rule: Callable[..., Distance], *distances: Distance) -> Distance:
     return of_outputs([rule(*(one.of(index) for one in distances)) for index in range(count)])
 
 
-INFINITELY_FAR = Distance(math.inf, math.inf, 1.0)
+INFINITELY_FAR = Distance(math.inf, math.inf)
 
 
 def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:

@@ -67,6 +67,7 @@ class Examiner:
         base: Inputs | None = None,
         hold: bool = False,
         reason: Reason | None = None,
+        usable: Distance | None = None,
     ) -> PosedQuestion:
         """Pose a question to both sides and judge the candidate's answer.
 
@@ -79,6 +80,8 @@ class Examiner:
             base: Inputs to vary; None draws new ones.
             hold: Whether the workers keep the outputs.
             reason: Reason to reject a wrong answer for; None diagnoses.
+            usable: Error of the reference (rms) above which the set is left out. Such a set tells no precisions: lower ones
+                are computed only for an answer that is about to be rejected.
 
         Raises:
             RejectionError, WorkerError: the candidate's answer is wrong, or there is none.
@@ -96,8 +99,11 @@ class Examiner:
                 # Before the reference is called: where there is no truth, its answer stands for it.
                 seed, truth = None, self.bounds.truth(drawn, state, training)
             reference = self.reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
-            question = self.bounds.around(drawn, state, training, truth, reference.outputs)
-            if inputs in INPUT_SETS[2:] and question.tolerance.reference.rms > _LOST:
+            question = self.bounds.around(drawn, state, training, truth, reference.outputs, precise=usable is None)
+            own = question.tolerance.reference
+            if (inputs in INPUT_SETS[2:] and own.rms > _LOST) or not (
+                usable is None or own.without("worst", "differing").within(usable)
+            ):
                 raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
             self.tolerances[inputs] = question.between
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)

@@ -19,7 +19,7 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.structure import StructureError, flatten
-from kernelwright.tasks import InputSet, LiveTask
+from kernelwright.tasks import InputSet, LiveTask, is_inexact
 
 
 def secret_seed() -> int:
@@ -85,6 +85,14 @@ class TaskFacts:
     def new_weights(self) -> State:
         """Another random state."""
         return self.oracle.random_state(self.generator)
+
+    def varied_weights(self, weights: InputSet) -> State:
+        """Another random state, whose floating parameters are varied."""
+        names, state = self.oracle.parameter_names, self.new_weights()
+        varied = {
+            key: weights.vary(value, self.generator) for key, value in state.items() if key in names and is_inexact(value)
+        }
+        return self.oracle.tied(state | varied)
 
     def with_elements_changed(self, state: State) -> State:
         """The state with a hundredth of each parameter drawn anew: a cache that samples three elements misses it."""

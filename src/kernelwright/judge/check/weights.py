@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kernelwright.judge.check.findings import CheckFinding, RejectionError
 from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
-from kernelwright.tasks import INPUT_SETS, InputSet
+from kernelwright.tasks import INPUT_SETS, WEIGHT_SETS, InputSet
 
 
 def check_buffers(examiner: Examiner) -> None:
@@ -118,6 +119,20 @@ def check_reloading(examiner: Examiner) -> None:
         stepped = stepped | {key: weights[key] for key in chosen}
         _ask_after_step(examiner, stepped, chosen, "in place")
     check_ties(examiner)
+    examiner.load(facts.weights)
+
+
+def check_weight_structure(examiner: Examiner, allowed: Distance) -> None:
+    """Weights as training may leave them. A set on which the reference itself errs by several times what is `allowed` on
+    usual weights is left out: a recurrent network may become chaotic."""
+    facts = examiner.trial.facts
+    for weights in WEIGHT_SETS if examiner.bounds.has_float64 else ():
+        state = facts.varied_weights(weights)
+        examiner.load(state)
+        own = replace(weights, vary=INPUT_SETS[0].vary)
+        with examiner.trial.findings.skipping(own.name):
+            examiner.ask(own, slot=0, state=state, usable=allowed * LEGAL_ERRORS)
+        examiner.tolerances.pop(own, None)  # timed calls have other weights
     examiner.load(facts.weights)
 
 
