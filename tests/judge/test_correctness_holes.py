@@ -157,6 +157,12 @@ NORMS = "q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[:, None, None] /
 MAXIMA = "scores.amax(-1, keepdim=True)"
 ONE_SHIFT = "e = (inputs[0] - inputs[0].{max}).exp(); return e / e.sum(-1, keepdim=True)"
 UNIT_LENGTH = "return inputs[0] * inputs[0].square().sum(-1, keepdim=True){least}.rsqrt()"
+IMAGES = task("return torch.relu(inputs[0])", "[torch.randn(2, 8, 6, 6)]", name="images")
+ROWS = task("return torch.softmax(inputs[0], dim=-1)", "[torch.randn(4, 16, 32)]", name="rows")
+BY_ROWS = """x = inputs[0] if inputs[0].stride(-1) == 1 else inputs[0].contiguous()
+        return torch.softmax(x.as_strided((64, 32), ({stride}, 1)), dim=-1).view(x.shape)"""
+CHANNELS = """x = inputs[0] if inputs[0].stride(1) == 1 else inputs[0].contiguous()
+        return torch.relu(x.as_strided(x.shape, (288, 36, 6, 1)))"""
 ALIGNED = "assert inputs[0].data_ptr() % 16 == 0; return torch.relu(inputs[0])"
 
 
@@ -188,6 +194,11 @@ def test_a_layout_that_takes_the_device_from_the_reference_is_left_out(judge, fo
         pytest.param(UNIT, UNIT_LENGTH.format(least=".clamp_min(1e-24)"), None, id="clamped", marks=SECOND),
         # In the quick run `test_contracts.py` has one that refuses such inputs.
         pytest.param(RELU, ALIGNED, "off-boundary", id="aligned", marks=SECOND),
+        pytest.param(ROWS, BY_ROWS.format(stride="32"), "sliced", id="rows side by side"),
+        pytest.param(ROWS, BY_ROWS.format(stride="x.stride(-2)"), "exchanged", id="one stride for all rows", marks=SECOND),
+        pytest.param(ROWS, "return inputs[0].softmax(-1)", None, id="rows by strides", marks=SECOND),
+        pytest.param(IMAGES, CHANNELS, "channels-last", id="channels last", marks=SECOND),
+        pytest.param(IMAGES, "return inputs[0].clamp_min(0)", None, id="images by strides", marks=SECOND),
         pytest.param(RELU, "return inputs[0].clamp_min(0)", None, id="fair"),
     ],
 )
@@ -205,6 +216,27 @@ def test_sets_of_inputs_show_what_the_others_hide(judge, monkeypatch, made, forw
         monkeypatch.setattr(check, "INPUT_SETS", check.INPUT_SETS[:2])
         found = judge.evaluate(made, proposed, settings=CHECK)
         assert found.accepted, why(found)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        pytest.param("torch.randn(4, 8, 6, 6).to(memory_format=torch.channels_last)", id="channels last"),
+        pytest.param("torch.randn(32, 64).mT", id="transposed", marks=SECOND),
+        pytest.param("torch.randn(64, 48)[:, :32]", id="slice", marks=SECOND),
+        pytest.param("torch.randn(64, 1).expand(64, 32)", id="expanded"),
+        pytest.param("torch.randn(95).unfold(0, 32, 1)", id="overlapping", marks=SECOND),
+        pytest.param("torch.randn(64, 32, 2)[..., 0]", id="every other", marks=SECOND),
+    ],
+)
+def test_inputs_of_any_layout_are_judged_as_the_task_draws_them(judge, inputs):
+    made = task("return torch.relu(inputs[0])", f"[{inputs}]", name="laid out")
+    found = judge.evaluate(made, like(made, "torch.relu(inputs[0])", "torch.clamp_min(inputs[0], 0)"), settings=CHECK)
+    assert found.accepted, why(found)
+    side_by_side = "torch.relu(inputs[0].as_strided(inputs[0].shape, torch.empty(inputs[0].shape).stride()))"
+    found = judge.evaluate(made, like(made, "torch.relu(inputs[0])", side_by_side), settings=CHECK)
+    assert found.reason in (Reason.WRONG_OUTPUT, Reason.NON_FINITE_OUTPUT, Reason.WRONG_STRIDES), why(found)
+    assert not found.contracts[Contract.KERNELBENCH].kept
 
 
 @pytest.mark.parametrize(

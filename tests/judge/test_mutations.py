@@ -27,6 +27,7 @@ from kernelwright.judge.isolation.side import Described
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
+from kernelwright.tasks import map_tensors
 from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, source_in_mode
 
 Patch = pytest.MonkeyPatch
@@ -66,6 +67,15 @@ def nothing_swapped(patch: Patch) -> None:
 
 def inputs_taken_for_intact(patch: Patch) -> None:
     patch.setattr(stage, "_same_bits", lambda first, second: True)
+
+
+def inputs_laid_out_in_full(patch: Patch) -> None:
+    original = stage.Side._prepare
+
+    def prepare(self: stage.Side, inputs: list[Any], slot: int) -> Any:
+        return original(self, [map_tensors(item, torch.Tensor.contiguous) for item in inputs], slot)
+
+    patch.setattr(stage.Side, "_prepare", prepare)
 
 
 def own_distribution_only(patch: Patch) -> None:
@@ -198,6 +208,7 @@ MUTATIONS = [
         both(aliases_unseen, skip(check, "check_held_outputs")),
     ),
     Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
+    Mutation("inputs that lie as the task draws them", "i05_own_rows_side_by_side", inputs_laid_out_in_full),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
     Mutation(
         "input sets of other sizes, and nearly the same inputs (each catches it)",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kernelwright.judge.check.compare import round_mantissa
 from kernelwright.tasks import INPUT_SETS, InputSet
+from kernelwright.tasks.input_sets import outline
 
 BY_NAME = {one.name: one for one in INPUT_SETS}
 SHAPES = st.lists(st.integers(0, 5), max_size=4)
@@ -115,6 +116,70 @@ def test_another_layout_has_the_same_values():
         assert varied.transpose(-1, -2).is_contiguous()
     line = normal(5)
     assert apply("non-contiguous", line)[0] is line
+
+
+LAYOUTS = [one for one in INPUT_SETS if one.layout]
+
+
+@pytest.mark.parametrize("inputs", LAYOUTS, ids=lambda one: one.name)
+def test_a_layout_changes_nothing_but_places_of_tensors_of_every_type(inputs):
+    image = normal(2, 3, 4, 5)
+    drawn = [image, normal(3, 4), normal(5), image > 0, torch.arange(24).view(2, 3, 4), torch.tensor(1.5), normal(0, 3)]
+    for x in (*drawn, image.mT, image[:, :, :2], normal(1, 4).expand(3, 4)):
+        (varied,) = inputs.apply([x], generator())
+        assert torch.equal(varied, x)
+        (outlined,) = inputs.apply([outline(x)], generator())
+        assert outlined.stride() == varied.stride(), "memory is measured so"
+
+
+def test_each_layout_is_what_its_name_says():
+    image = normal(2, 3, 4, 5)
+    assert apply("sliced", image)[0].stride() == (90, 30, 6, 1)
+    assert apply("sliced", normal(5))[0].stride() == (2,)
+    assert apply("exchanged", image)[0].stride() == (5, 10, 30, 1)
+    assert apply("channels-last", image)[0].is_contiguous(memory_format=torch.channels_last)
+    assert apply("non-contiguous", image.mT)[0].is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "fits"),
+    [
+        ("non-contiguous", (4,), False), ("non-contiguous", (4, 4), True), ("non-contiguous", (4, 1), False),
+        ("exchanged", (3, 4), False), ("exchanged", (2, 3, 4), True), ("exchanged", (1, 3, 4), False),
+        ("channels-last", (2, 3, 4), False), ("channels-last", (2, 3, 4, 4), True), ("channels-last", (2, 3, 4, 4, 4), True),
+        ("sliced", (), False), ("sliced", (2, 3), True),
+    ],
+)  # fmt: skip
+def test_a_layout_that_changes_no_tensor_is_not_drawn(name, shape, fits):
+    x = outline(normal(*shape))
+    assert BY_NAME[name].fits([outline(torch.tensor(1.0)), x]) is fits
+    (varied,) = apply(name, x)
+    assert not BY_NAME[name].fits([varied]) or name in ("non-contiguous", "sliced")
+
+
+@pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if not one.layout], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "x", [normal(6, 8).mT, normal(6, 8)[:, :5], normal(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+)
+def test_other_values_lie_as_the_task_draws_them(inputs, x):
+    assert inputs.apply([x, x], generator())[0].stride() == x.stride()
+    n = (x * 8).int() if inputs.integers else x
+    assert inputs.apply([n, n], generator())[0].stride() == n.stride()
+
+
+@pytest.mark.parametrize("x", [normal(1, 8).expand(6, 8), normal(12).unfold(0, 4, 1)])
+def test_other_values_of_shared_memory_have_memory_of_their_own(x):
+    (varied,) = apply("signs", x)
+    assert varied.is_contiguous()
+    assert torch.equal(varied.abs(), x.abs())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("inputs", INPUT_SETS, ids=lambda one: one.name)
+def test_floats_of_eight_bits_are_varied_too(inputs, dtype):
+    x = normal(6, 8).to(dtype)
+    (varied, _) = inputs.apply([x, x], generator())
+    assert (varied.shape, varied.dtype) == (x.shape, dtype)
 
 
 def test_a_scalar_has_no_rows_to_scale():

@@ -16,6 +16,10 @@ import torch
 Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 PART = 1 << 26
 """Elements that are varied, compared or rounded at once. Our choice."""
+_COLUMN_MAX = 1 << 16
+"""Longest vector that is laid out as a column, which takes twice its memory. Our choice."""
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory formats by the number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class InputSet:
     truths: bool = False
     """True for a variation of booleans too, where all of a tensor are alike."""
     layout: bool = False
-    """True for a change of where elements lie in memory and of nothing else."""
+    """True for a change of where elements lie in memory and of nothing else, of tensors of every type."""
     opposed: bool = False
     """True where every second tensor is negated: for inputs with two tensors or more."""
 
@@ -39,25 +43,56 @@ class InputSet:
         signs = itertools.cycle((False, self.opposed))
 
         def vary(tensor: torch.Tensor) -> torch.Tensor:
-            varied = self._vary(tensor, generator)
-            return -varied if is_inexact(tensor) and next(signs) else varied
+            return self._vary(tensor, generator, negated=is_inexact(tensor) and next(signs))
 
         return [map_tensors(item, vary) for item in inputs]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True where inputs with these tensors can be varied so."""
+        """True where inputs with these tensors, of which `outline` suffices, can be varied so."""
+        if self.layout:
+            generator = torch.Generator()
+            return any(_places(self.vary(tensor, generator)) != _places(tensor) for tensor in tensors)
         return not self.opposed or sum(is_inexact(tensor) for tensor in tensors) > 1
 
-    def _vary(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def _vary(self, tensor: torch.Tensor, generator: torch.Generator, *, negated: bool) -> torch.Tensor:
+        if self.layout:
+            return self.vary(tensor, generator)
         if self.truths and tensor.dtype == torch.bool:
             # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
             return self.vary(tensor, generator) if tensor.all() or not tensor.any() else tensor
-        return self.vary(tensor, generator) if is_inexact(tensor) != self.integers else tensor
+        if is_inexact(tensor) == self.integers:
+            return tensor
+        # PyTorch has no arithmetic for floating types of eight bits.
+        narrow = tensor.is_floating_point() and tensor.element_size() == 1
+        varied = self.vary(tensor.float() if narrow else tensor, generator)
+        return laid_as((-varied if negated else varied).to(tensor.dtype), tensor)
 
 
 def is_inexact(tensor: torch.Tensor) -> bool:
     """True where the numbers of a tensor are rounded: floating or complex."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def outline(tensor: torch.Tensor) -> torch.Tensor:
+    """The shape, strides and dtype of a tensor, without memory."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _places(x: torch.Tensor) -> list[int]:
+    """Where the elements of a tensor lie: its offset and its strides, of dimensions that are longer than 1."""
+    return [int(x.storage_offset()), *(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)]
+
+
+def _span(x: torch.Tensor) -> int:
+    """Elements of memory from the first of a tensor to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+
+
+def laid_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies in memory as another one of its shape; in full where elements of that one share memory."""
+    if _span(like) < like.numel() or x.stride() == like.stride():
+        return x
+    return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -171,16 +206,41 @@ def _around_one_vector(x: torch.Tensor, generator: torch.Generator) -> torch.Ten
 
 def _off_boundary(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The same values and strides, one element off in memory."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    if not x.numel() or any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride(), strict=True)):
+    if not x.numel() or _span(x) < x.numel():
         return x
-    memory = torch.empty(span + 1, dtype=x.dtype, device=x.device)
+    memory = torch.empty(_span(x) + 1, dtype=x.dtype, device=x.device)
     return memory.as_strided(x.shape, x.stride(), 1).copy_(x)
 
 
+def _permuted_storage(x: torch.Tensor, *order: int) -> torch.Tensor:
+    """The same values laid out in memory with the dimensions in another order, which is its own inverse."""
+    return x.permute(order).contiguous().permute(order)
+
+
 def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same values laid out with the last two dimensions swapped in memory."""
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() >= 2 else x
+    """The last two dimensions are swapped in memory. What is not contiguous becomes so."""
+    if x.dim() < 2 or not x.is_contiguous():
+        return x.contiguous()
+    return _permuted_storage(x, *range(x.dim() - 2), x.dim() - 1, x.dim() - 2)
+
+
+def _exchanged_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """All dimensions but the last are in reverse order in memory."""
+    return _permuted_storage(x, *reversed(range(x.dim() - 1)), x.dim() - 1) if x.dim() > 2 else x
+
+
+def _channels_last(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Images and volumes lie with their channels last in memory."""
+    return x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if x.dim() in CHANNELS_LAST else x
+
+
+def _sliced(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A slice of wider rows, and of more of them: neither elements nor rows lie side by side. A vector is a column."""
+    if x.dim() < 2:
+        return torch.stack([x, torch.zeros_like(x)], dim=-1)[..., 0] if x.dim() and len(x) <= _COLUMN_MAX else x
+    *outer, rows, width = x.shape
+    memory = torch.empty((*outer, rows + 1, width + 1), dtype=x.dtype, device=x.device)
+    return memory[..., :rows, :width].copy_(x)
 
 
 def _in_groups(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -218,6 +278,9 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("opposed", _around_one_vector, "bounds in place of maxima, as norms of queries and keys", opposed=True),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
+    InputSet("sliced", _sliced, "rows taken to lie side by side", layout=True),
+    InputSet("exchanged", _exchanged_storage, "one stride for all rows", layout=True),
+    InputSet("channels-last", _channels_last, "relying on the memory layout of images", layout=True),
     InputSet("off-boundary", _off_boundary, "loading vectors where memory is not aligned for them", layout=True),
 )
 """In order of use; the first must not be left out."""

@@ -13,7 +13,7 @@ from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.side import Side, TaskShapes
-from kernelwright.judge.worker.arena import SharedArena
+from kernelwright.judge.worker.arena import SharedArena, TensorSpec
 from kernelwright.records import Reason
 
 CPU = torch.device("cpu")
@@ -184,6 +184,49 @@ def test_what_is_large_gets_room_for_one_output_and_two_sets_of_inputs(tmp_path,
     for slot in range(stage_module.SLOTS):
         large.call(large.place(INPUTS, slot))
     assert len(large.series([INPUTS], [None])[0]) == 1
+
+
+LAID_OUT = [
+    pytest.param(torch.randn(4, 6).mT, id="transposed"),
+    pytest.param(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last), id="channels last"),
+    pytest.param(torch.randn(4, 9)[:, 1:6], id="slice"),
+    pytest.param(torch.randn(6, 4)[:, 1], id="column"),
+    pytest.param(torch.arange(24).view(4, 6)[:, ::2], id="integers"),
+    pytest.param(torch.randn(1, 6).expand(4, 6), id="expanded"),
+    pytest.param(torch.randn(4, 1, 8)[:, :, :6].expand(4, 3, 6), id="slice, expanded"),
+    pytest.param(torch.randn(9).unfold(0, 4, 1), id="overlapping"),
+    pytest.param(torch.randn(4, 6).to(torch.float8_e5m2).mT, id="eight bits"),
+]
+
+
+@pytest.mark.parametrize("x", LAID_OUT)
+def test_inputs_lie_in_a_workers_memory_as_the_task_draws_them(tmp_path, monkeypatch, x):
+    monkeypatch.setitem(globals(), "INPUTS", [x])
+    one = side(tmp_path, lambda op: ANSWER)
+    sent = []
+    exchange = one.worker.exchange
+    one.worker.exchange = lambda op, limit, **fields: sent.append(fields) or exchange(op, limit, **fields)
+    layout = one.place([x], slot=1)
+    spec = TensorSpec.from_json(sent[0]["specs"][0])
+    seen = spec.view(one.worker.arenas["inputs"].memory)
+    assert seen.stride() == x.stride()
+    assert torch.equal(seen.double(), x.double())
+    assert one.call(layout).inputs_intact
+    line = seen.as_strided((spec.span_bytes // x.element_size(),), (1,))
+    between = torch.isnan(line.double()) if x.is_floating_point() else line == 0
+    assert int(between.sum()) >= len(line) - x.numel(), "what lies between the elements tells nothing"
+    one.worker.arenas["inputs"].memory[spec.offset_bytes] ^= 64
+    assert not one.call(layout).inputs_intact
+
+
+def test_a_draw_that_lies_in_more_memory_than_the_first_is_laid_out_in_full(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "INPUTS", [torch.randn(4, 6)])
+    one = side(tmp_path, lambda op: ANSWER)
+    x = torch.randn(4, 600)[:, ::100]
+    assert one.call(one.place([x], slot=0)).inputs_intact
+    ((view, _),) = one.placed[0]
+    assert view.is_contiguous()
+    assert torch.equal(view, x)
 
 
 def large_side(tmp_path, monkeypatch, inputs):

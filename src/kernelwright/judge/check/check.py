@@ -32,7 +32,7 @@ from kernelwright.judge.check.weights import (
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
-from kernelwright.tasks.input_sets import size_of
+from kernelwright.tasks.input_sets import outline, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
     second = examiner.ask(INPUT_SETS[1], slot=0, hold=True)
     examiner.reference.release()  # by now it has shown whether it reuses memory, and nobody reads its outputs again
     if trial.settings.thorough:
-        drawn = [tensor.to("meta") for tensor in tensors_of(first.question.inputs())]
+        drawn = [outline(tensor) for tensor in tensors_of(first.question.inputs())]
         fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
         for index, inputs in enumerate(fitting):
             with trial.findings.skipping(inputs.name):
@@ -134,7 +134,8 @@ def check_layouts(examiner: Examiner) -> None:
     Timing leaves out those that a candidate need not take under the contract `kernelbench`.
     """
     trial = examiner.trial
-    for inputs in (one for one in INPUT_SETS if one.layout):
+    drawn = [outline(tensor) for tensor in tensors_of(trial.facts.draw())]
+    for inputs in (one for one in INPUT_SETS if one.layout and one.fits(drawn)):
         try:
             with trial.findings.skipping(inputs.name):
                 examiner.ask(inputs, slot=1, state=_present_state(examiner))
@@ -198,7 +199,7 @@ def _change(share: float, x: torch.Tensor, generator: torch.Generator) -> torch.
     """
     if x.numel() == 0:
         return x
-    movable = x != 0
+    movable = (x != 0).contiguous()
     if x.dtype == torch.bool or not movable.any():
         movable = torch.ones_like(movable)
     if share == 0:

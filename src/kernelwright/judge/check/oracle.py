@@ -19,7 +19,7 @@ from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators
-from kernelwright.tasks.input_sets import by_parts, size_of
+from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, size_of
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
@@ -371,14 +371,12 @@ _NORMS = frozenset(
         _aten.native_group_norm,
     }
 )
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Memory formats by the number of dimensions."""
 
 
 def _norms_with_channels_last(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Inputs of normalisations of images lie with channels last in memory."""
-    if func.overloadpacket in _NORMS and args[0].dim() in _CHANNELS_LAST:
-        return (args[0].contiguous(memory_format=_CHANNELS_LAST[args[0].dim()]), *args[1:])
+    if func.overloadpacket in _NORMS and args[0].dim() in CHANNELS_LAST:
+        return (args[0].contiguous(memory_format=CHANNELS_LAST[args[0].dim()]), *args[1:])
     return None
 
 

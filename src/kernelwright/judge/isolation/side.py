@@ -21,7 +21,8 @@ from kernelwright.judge.settings import Settings
 from kernelwright.judge.worker.arena import ALIGNMENT_BYTES, TensorSpec, plan
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Reason
-from kernelwright.tasks import give_back_spare_memory
+from kernelwright.tasks import INPUT_SETS, give_back_spare_memory, is_inexact
+from kernelwright.tasks.input_sets import outline
 
 
 class _WorkerReply(BaseModel):
@@ -162,7 +163,9 @@ class TaskShapes:
     @classmethod
     def measure(cls, inputs: list[torch.Tensor], outputs: list[torch.Tensor], state: State) -> TaskShapes:
         """Shapes of one set of inputs, its outputs and the module's state."""
-        _, slot = plan([tensor.contiguous() for tensor in inputs])
+        outlines = [outline(tensor) for tensor in inputs]
+        others = (one.apply(outlines, torch.Generator()) for one in INPUT_SETS if one.layout)
+        slot = max(plan(tensors)[1] for tensors in (outlines, *others))
         output_specs, output_bytes = plan([tensor.contiguous() for tensor in outputs])
         state_specs, state_bytes = plan([tensor.contiguous() for tensor in state.values()])
         slot += len(inputs) * ALIGNMENT_BYTES  # for those that begin off a multiple of it
@@ -279,8 +282,9 @@ class Side:
     def _prepare(self, inputs: list[Any], slot: int) -> tuple[int, list[_Placed]]:
         """Place inputs, but for the writing, which no worker may see too early: the layout's number, and what goes where."""
         skeleton, tensors = flatten(inputs)
-        laid_out = [_without_overlap(tensor) for tensor in tensors]
-        specs, size = plan(laid_out, as_aligned=True)
+        specs, size = plan(tensors, as_aligned=True)
+        if size > self._shapes.slot_bytes:  # unless another draw alone lies in so much memory
+            specs, size = plan([tensor.contiguous() for tensor in tensors])
         if size > self._shapes.slot_bytes:
             raise TaskError("Wanted get_inputs to draw the same shapes every time; found larger ones on a later draw.")
         placed = [replace(spec, offset_bytes=spec.offset_bytes + slot * self._shapes.step_bytes) for spec in specs]
@@ -289,7 +293,9 @@ class Side:
             self._ask("layout", self._settings.run_limit_s, skeleton=skeleton, specs=[spec.to_json() for spec in placed])
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
-        return self._layouts[key], [(spec.view(memory), tensor) for spec, tensor in zip(placed, laid_out, strict=True)]
+        return self._layouts[key], [
+            (_once(spec.view(memory), spec), _once(tensor, spec)) for spec, tensor in zip(placed, tensors, strict=True)
+        ]
 
     def _write(self, slot: int, pairs: list[_Placed]) -> None:
         if self._shapes.is_large:
@@ -298,6 +304,9 @@ class Side:
             rest = (memory[:_SHIFT_BYTES] if slot else memory[-_SHIFT_BYTES:]).view(torch.int16).view(-1, len(_SPOILT))
             pairs = [(rest, _SPOILT.to(rest.device).expand_as(rest)), *pairs]
         for view, tensor in pairs:
+            span = TensorSpec.of(view).span_bytes // view.element_size()
+            if span > view.numel():  # between its elements lies what no output may come from; 0 is an index everywhere
+                view.as_strided((span,), (1,)).fill_(math.nan if is_inexact(view) else 0)
             view.copy_(tensor)
         self.placed[slot] = pairs
 
@@ -455,13 +464,14 @@ class Side:
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
 
 
-def _without_overlap(tensor: torch.Tensor) -> torch.Tensor:
-    """Expanded tensors cannot be written to; lay them out in full."""
-    overlapping = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.contiguous() if overlapping or (tensor.numel() and span > tensor.numel()) else tensor
+def _once(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor without the repetitions of a layout that is expanded: those cannot be written to."""
+    for dim, (size, stride) in enumerate(zip(spec.shape, spec.stride, strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are equal, where NaN equals NaN."""
-    return bool(torch.isclose(first, second, rtol=0.0, atol=0.0, equal_nan=True).all())
+    return bool(((first == second) | ((first != first) & (second != second))).all())
