@@ -976,6 +976,11 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()}
 
 
+def test_the_libraries_of_a_task_are_imported_before_its_workers_start(judge):
+    task = RELU.model_copy(update={"source": f"import cloudpickle\n{RELU.source}"})
+    assert judge.evaluate(task, candidate(top='import sys\nassert "cloudpickle" in sys.modules')).reason is None
+
+
 @pytest.mark.parametrize(
     "proposed",
     [

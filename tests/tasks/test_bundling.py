@@ -17,9 +17,16 @@ from kernelwright.rewrites.passes import WrapperPass
 from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.rewrites.tracing import load
 from kernelwright.tasks import bring_to_life, task_from_file
-from kernelwright.tasks.source import bundled, line_in_file
+from kernelwright.tasks.source import bundled, imported_by, installed, line_in_file
 
 CPU = torch.device("cpu")
+
+
+def test_libraries_that_a_text_imports_are_told_from_the_users_modules():
+    names = imported_by("import os, no_such\nimport torch.nn as nn\nfrom kernelwright import tasks\nfrom . import beside")
+    assert installed(names) == ["torch.nn", "kernelwright", "kernelwright.tasks"]
+
+
 TASK = '''"""Scales rows."""
 from __future__ import annotations
 import torch

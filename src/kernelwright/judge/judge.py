@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -32,12 +32,13 @@ from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.clocks import CacheFlush
-from kernelwright.judge.timing.pairs import PairedTiming
+from kernelwright.judge.timing.pairs import PairedTiming, start_sides
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
 from kernelwright.seconds import counted, utc_now
 from kernelwright.tasks import LiveTask, bring_to_life, device_is_full, printing_aside
+from kernelwright.tasks.source import check_task_source, imported_by, installed
 
 _SPENT_S = 0.01
 """Shortest time that the record mentions."""
@@ -96,6 +97,8 @@ class Judge:
                 "Let fewer programs share it."
             ) from error
         self._live: dict[str, LiveTask] = {}
+        self._imported: set[str] = set()
+        """Modules that were imported for workers."""
         self.disturbances = 0
         """Attempts that were given up because a GPU was at work for somebody else."""
 
@@ -247,7 +250,8 @@ class Judge:
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             with counted(findings.phases_s, "check"):
-                sides = [stack.enter_context(contextlib.closing(trial.start(role))) for role in ("reference", "candidate")]
+                started = start_sides(trial, ("reference", "candidate"))
+                sides = [stack.enter_context(contextlib.closing(started[role])) for role in ("reference", "candidate")]
                 examiner = Examiner(trial, *sides)
                 check = check_candidate(examiner)
             torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
@@ -295,6 +299,7 @@ class Judge:
         gate = DeviceGate(self.device, settings.unstoppable_limit_s if looks else None)
         with gate(shared=True):  # measures nothing
             facts = measure_task(self._live_task(task), self.device)
+        self._import_for_workers([type(module).__module__ for module in facts.oracle.model.modules()])
         if self.device.type == "cuda":
             facts.oracle.give_way = gate.give_way
         return Trial(
@@ -321,8 +326,17 @@ class Judge:
 
     def _live_task(self, task: Task) -> LiveTask:
         if task.sha256 not in self._live:
+            check_task_source(task.source, task.origin or task.id)
+            self._import_for_workers(imported_by(task.source))
             self._live = {task.sha256: bring_to_life(task)}
         return self._live[task.sha256]
+
+    def _import_for_workers(self, names: Collection[str]) -> None:
+        """Have libraries imported once for all workers: that can take seconds in each."""
+        if new := [name for name in installed(names) if name not in self._imported]:
+            self._imported.update(new)
+            self.workers.release_idle()
+            self.fork_server.import_modules(new)
 
 
 def record_of(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,22 @@ def check_task_source(source: str, where: str) -> None:
             f"Wanted a task in {where} that defines {', '.join(REQUIRED_NAMES)}; found no {', '.join(missing)}. "
             "See KernelBench's format in docs/start.md."
         )
+
+
+_PACKAGES = {"site-packages", "dist-packages", "kernelwright"}
+"""Names of folders in which installed packages lie, and of this one."""
+
+
+def installed(names: Collection[str]) -> list[str]:
+    """Those of the modules that belong to an installed package: neither to the standard library nor to a user's folder."""
+    specs = {top: importlib.machinery.PathFinder.find_spec(top) for top in {name.partition(".")[0] for name in names}}
+    found = {top for top, spec in specs.items() if spec and spec.origin and _PACKAGES & {*Path(spec.origin).parts}}
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] in found]
+
+
+def imported_by(source: str) -> list[str]:
+    """Names of modules that a task's text may import; some are names in modules."""
+    return [*_imported(parsed(source, "a task"), "")]
 
 
 # --- modules beside a task's file -------------------------------------------------------------------------------------

@@ -121,6 +121,7 @@ def test_a_worker_is_watched_even_when_nobody_asks(running):
 
 def test_the_compilers_files_are_hashed_when_nobody_asks(running):
     loop, channel = running
+    channel.send({"import_modules": ["json"]})
     channel.send({"import_compiler": "cuda"})
     assert loop.has_hashed.wait(20)
     assert loop.compilers == ["cuda"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,6 +46,21 @@ def test_a_fork_server_that_opened_the_gpu_by_importing_the_compiler_begins_anew
     else:
         LOOP.import_compiler("cuda")
     assert imported == [*fork_server.COMPILER]
+
+
+def test_a_library_that_starts_a_thread_is_left_to_the_workers_and_the_others_are_imported_again(monkeypatch):
+    loop, ended = fork_server.ForkLoop(None), threading.Event()
+    threads = {"threaded": threading.Thread(target=ended.wait)}
+    monkeypatch.setattr(
+        fork_server.importlib, "import_module", lambda name: threads[name].start() if name in threads else None
+    )
+    monkeypatch.setattr(fork_server.gc, "freeze", lambda: None)
+    monkeypatch.setattr(fork_server.os, "environ", {})
+    monkeypatch.setattr(fork_server.os, "execv", lambda program, arguments: None)
+    loop.import_modules(["plain"])
+    loop.import_modules(["threaded"])
+    ended.set()
+    assert [json.loads(value) for value in os.environ.values()] == [["plain"], ["threaded"]]
 
 
 def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):

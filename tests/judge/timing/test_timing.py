@@ -126,6 +126,15 @@ def test_a_side_that_does_not_start_closes_the_others(error):
     assert closed == ["reference", "reference"]
 
 
+def test_where_reference_and_candidate_do_not_start_the_candidate_is_not_to_blame():
+    def start(role):
+        raise TaskError("Wanted a task.") if role == "reference" else WorkerError(Reason.CRASHED, "gone")
+
+    for _ in range(4):
+        with pytest.raises(TaskError):
+            timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial()))
+
+
 def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     started, closed, used = [], [], []
 

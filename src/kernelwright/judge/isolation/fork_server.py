@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from kernelwright.judge.isolation.sandbox import Ending, Session
 from kernelwright.judge.worker.channel import Channel, ChannelClosedError, ChannelTimeoutError
 from kernelwright.judge.worker.environment import WORKER_ENVIRONMENT
 
-_WITHOUT_COMPILER = "KERNELWRIGHT_FORK_SERVER_WITHOUT_COMPILER"
-"""Variable of a fork server that has begun anew."""
+_IMPORTED, _LEFT_OUT = "KERNELWRIGHT_FORK_SERVER_IMPORTED", "KERNELWRIGHT_FORK_SERVER_LEFT_OUT"
+"""Variables of a fork server that has begun anew: modules that it imports at once, and those that it does not import."""
 COMPILER = (
     "torch._inductor.compile_fx",
     # Imported by the first compilation in a process, for a tenth to a quarter of a second.
@@ -130,6 +131,11 @@ class ForkServer:
         with self._turn:
             self._channel.send({"import_compiler": device_type})
 
+    def import_modules(self, names: Sequence[str]) -> None:
+        """Import installed modules once for all workers that are forked later. There may be no worker now. Does not wait."""
+        with self._turn:
+            self._channel.send({"import_modules": names})
+
     def _ask(self, request: dict[str, Any], limit_s: float, files: list[int] | None = None) -> dict[str, Any]:
         try:
             with self._turn:
@@ -162,9 +168,9 @@ def main(handle: int) -> None:
     from kernelwright.judge.worker import serving  # noqa: F401 - imports torch once, for all workers that are forked off
 
     sandbox.adopt_orphans()
-    gc.collect()
-    gc.freeze()
-    ForkLoop(Channel(socket.socket(fileno=handle))).serve()
+    loop = ForkLoop(Channel(socket.socket(fileno=handle)))
+    loop.import_modules(json.loads(os.environ.get(_IMPORTED, "[]")))
+    loop.serve()
 
 
 class ForkLoop:
@@ -174,6 +180,7 @@ class ForkLoop:
         self._channel = channel
         self._sessions: dict[int, Session] = {}
         self._left_to_hash: list[str] = []
+        self._imported: list[str] = []
 
     def serve(self) -> None:
         """Answer until the other end is closed, and end what is left."""
@@ -201,6 +208,8 @@ class ForkLoop:
         elif "import_compiler" in message:
             self.import_compiler(message["import_compiler"])
             self._left_to_hash = [*HASHES]
+        elif "import_modules" in message:
+            self.import_modules(message["import_modules"])
         else:
             self._channel.send(self._sessions.pop(message["end"]).end(message["grace_s"])._asdict())
 
@@ -254,18 +263,25 @@ class ForkLoop:
 
     def import_compiler(self, device: str) -> None:
         """Import it: 3 s, and on a processor 10 s for torch's probes of its instructions, whose results stay here."""
-        if _WITHOUT_COMPILER in os.environ:
-            return
-        before = open_gpu_files()
-        for name in COMPILER:
-            with contextlib.suppress(ImportError):  # not every version of torch has all
-                importlib.import_module(name)
+        self.import_modules(COMPILER)
         if device == "cpu":
             importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
-        if open_gpu_files() > before:
-            # Forks of a process that has begun to use a GPU cannot use it. So begin anew; there is no worker yet.
-            os.environ[_WITHOUT_COMPILER] = "1"
+
+    def import_modules(self, names: Sequence[str]) -> None:
+        """Import modules; one that is not there is left to the workers, as is one whose import fails."""
+        left_out = json.loads(os.environ.get(_LEFT_OUT, "[]"))
+        if not (names := [name for name in names if name not in left_out]):
+            return
+        before = open_gpu_files(), threading.active_count()
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+        if any(now > earlier for now, earlier in zip((open_gpu_files(), threading.active_count()), before, strict=True)):
+            # Forks of a process that has begun to use a GPU cannot use it, and lack threads. So begin anew; there is no
+            # worker yet.
+            os.environ |= {_IMPORTED: json.dumps(self._imported), _LEFT_OUT: json.dumps([*left_out, *names])}
             os.execv(sys.executable, sys.orig_argv)
+        self._imported += names
         gc.collect()
         gc.freeze()
 

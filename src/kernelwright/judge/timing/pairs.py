@@ -123,7 +123,11 @@ class PairedTiming:
         phase = functools.partial(counted, trial.findings.phases_s)
         with phase("starts"):
             names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
-            sides = {**start_sides(trial, [name for name in names if name not in given]), **given}
+            sides = start_sides(trial, [name for name in names if name not in given])
+            for name, side in sides.items():
+                side.is_read = name in ("reference", "candidate")
+                side.is_read_in_place = name == "reference" and trial.facts.shapes.is_large
+            sides |= given
         try:
             run = self._triple_kind(trial, self._check, sides, self._flush)
             with phase("first calls"), trial.gate(shared=True):
@@ -202,10 +206,9 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
             try:
                 with forgiving(trial, name):
                     sides[name] = future.result()
-                    sides[name].is_read = name in ("reference", "candidate")
-                    sides[name].is_read_in_place = name == "reference" and trial.facts.shapes.is_large
             except (RejectionError, KernelwrightError, WorkerError) as error:
-                failure = error
+                if failure is None or not isinstance(error, RejectionError | WorkerError):  # then no candidate is to blame
+                    failure = error
     if failure is not None:
         for side in sides.values():
             side.close()
