@@ -936,6 +936,13 @@ def test_every_input_set_of_the_check_comes_up_in_the_shortest_run(sets, process
     assert all(len(hand) == len(dealt[0]) for hand in dealt)
 
 
+def test_a_set_that_tells_precisions_comes_up_in_each_process():
+    sets = [InputSet(str(index), lambda x, g: x, "") for index in range(40)]
+    odd = timing.OddInputs(sets, settings := Settings.quick(), sets[:2])
+    for _ in range(10):
+        assert set(sets[:2]) & {one for block in range(settings.blocks) for one in odd.deal(block)}
+
+
 def test_input_sets_come_up_in_an_order_nobody_can_know():
     sets = [InputSet(str(index), lambda x, g: x, "") for index in range(17)]
     orders = {tuple(one.name for one in timing.OddInputs(sets, Settings.quick()).deal(0)) for _ in range(20)}

@@ -51,8 +51,10 @@ class Question:
 
     @property
     def between(self) -> Distance:
-        """Allowed distance between candidate and reference, for inputs like these."""
-        return (self.tolerance.allowed + self.tolerance.reference) * 2.0
+        """Allowed distance between candidate and reference, for inputs like these; where lower precisions are told, less
+        than the next one is off. What is farther is held to the truth."""
+        sums, lower = self.tolerance.allowed + self.tolerance.reference, self.tolerance.lower or Distance(0.0, 0.0)
+        return combined(lambda one, told: replace(one * 2.0, rms=one.rms * (1 if told.rms else 2)), sums, lower)
 
     def allowing(self, distance: Distance) -> Question:
         """The same question with another limit."""

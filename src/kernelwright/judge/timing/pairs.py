@@ -67,7 +67,9 @@ class PairedTiming:
         self._flush = flush
         self._progress = progress
         self._triple_kind = triple_kind
-        self._odd = OddInputs([*check.tolerances], trial.settings)
+        found = trial.findings.checks.get("sets", {})
+        telling = [one for one in check.tolerances if found.get(one.name, {}).get("calibrated")]
+        self._odd = OddInputs([*check.tolerances], trial.settings, telling)
 
     def run(self, checked: Mapping[str, Side] | None = None) -> tuple[Score, list[dict[str, float]]]:
         """Measure; returns the score, and a summary of the clocks of each process triple, microseconds.
@@ -170,10 +172,14 @@ def tells_enough(found: Score, settings: Settings, processes: int) -> bool:
 
 class OddInputs:
     """Deals the input sets of the check over the blocks of timing, so that each comes up at least once in the shortest
-    run: drawing them anew in each process left out some, and a candidate that fails on those only was accepted."""
+    run: drawing them anew in each process left out some, and a candidate that fails on those only was accepted.
 
-    def __init__(self, sets: list[InputSet], settings: Settings) -> None:
+    Each process has one of the sets that tell precisions (`telling`): the task's own inputs may not.
+    """
+
+    def __init__(self, sets: list[InputSet], settings: Settings, telling: Sequence[InputSet] = ()) -> None:
         self._sets = sets
+        self._telling, self._tells_at = telling, 0
         self._left: list[InputSet] = []
         self._each = max(2, math.ceil(len(sets) / (settings.processes_min * settings.blocks)))
         self._blocks_min = settings.blocks
@@ -183,12 +189,14 @@ class OddInputs:
 
         Which ones, nobody can know before. Asked after every block they took as long as the blocks.
         """
+        if block == 0:
+            self._tells_at = random.randrange(self._blocks_min)
         if block >= self._blocks_min and random.random() >= _FURTHER_SHARE:
             return []
         if len(self._left) < min(self._each, len(self._sets)):
             self._left += random.sample(self._sets, len(self._sets))
         dealt, self._left = self._left[: self._each], self._left[self._each :]
-        return dealt
+        return dealt + random.sample(self._telling, min(len(self._telling), block == self._tells_at))
 
 
 def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
