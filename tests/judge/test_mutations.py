@@ -211,6 +211,7 @@ MUTATIONS = [
         "n04_counter_not_updated",
         skip(check, "check_buffers", "check_other_mode"),
     ),
+    Mutation("distribution of a mode that draws", "n06_one_mask_for_all_rows", skip(check, "are_alike", answer=True)),
     Mutation(
         "memory of outputs, and the first one looked at again (each catches it)",
         "c13_reused_output_buffer",

@@ -211,6 +211,8 @@ class Label(DescribedCode):
     PREPACKED_WEIGHTS = "prepacked-weights", "prepares weights when they are loaded; a later change goes unnoticed"
     STRIDES_DIFFER = "strides-differ", "an output's strides differ from the reference's"
     STOCHASTIC_TASK = "stochastic-task", "the reference draws random numbers; both sides were seeded alike"
+    OTHER_DRAWS = "other-draws", "in its other mode it draws other random numbers than the reference, distributed alike"
+    MODE_UNCHECKED = "mode-unchecked", "a mode was left out: the reference does not work there, or is not like itself"
     VACUOUS_TASK = "vacuous-task", "a trivial output passes this task's check, so being right proves little"
     UNCALIBRATED_PRECISION = "uncalibrated-precision", "no input tells the reference's precision from the next lower one"
     SUSPICIOUS_SOURCE = "suspicious-source", "static analysis found patterns known from cheats; advice only"

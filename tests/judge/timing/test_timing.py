@@ -582,7 +582,7 @@ def test_after_timing_an_output_is_far_unless_its_truth_or_its_domain_explains_i
     trial = FakeTrial()
     trial.reloads_state, trial.oracle.parameter_names = True, ["weight"]
     trial.new_weights, trial.two_parts = dict, lambda: [{"weight"}]
-    trial.draw, trial.call_seed, trial.check_process = list, lambda: 1, lambda side: None
+    trial.draw, trial.call_seed, trial.check_process = list, lambda: 1, lambda *sides: None
     trial.check.bounds = SimpleNamespace(settles=lambda *given: settled)
     sides = {"reference": side(wanted), "candidate": side(found)}
     expected = pytest.raises(RejectionError, match="other weights loaded") if far else contextlib.nullcontext()

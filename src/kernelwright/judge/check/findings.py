@@ -190,12 +190,15 @@ class CheckFindings:
         return {contract: KeptContract(kept=not reasons, missing=reasons) for contract, reasons in missing.items()}
 
     @contextlib.contextmanager
-    def skipping(self, input_set: str) -> Iterator[None]:
-        """Leave out the rest of a block where an input set lies outside the reference's domain, and note why."""
+    def skipping(self, input_set: str, label: Label | None = None) -> Iterator[None]:
+        """Leave out the rest of a block where an input set lies outside the reference's domain, and note why; with a label
+        where that must be shown."""
         try:
             yield
         except OutOfDomainError as error:
             self.checks.setdefault("skipped", {})[input_set] = str(error)
+            if label is not None:
+                self.remark(label, str(error))
 
 
 _NUMBERS_DIFFER = 1e-5

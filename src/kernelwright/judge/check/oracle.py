@@ -35,6 +35,9 @@ _SEEN = 0.5
 _WORTH_PRODUCTS = 1 << 28
 """Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
 
+_COPIED_BYTES = 1 << 28
+"""Size up to which outputs are copied; larger ones take memory that a large task needs. Our choice."""
+
 
 class OutOfDomainError(InternalError):
     """The reference raised, or is not finite, on this input set."""
@@ -170,7 +173,9 @@ class Oracle:
     def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         try:
             with torch.no_grad():
-                return flatten(model(*inputs))[1]
+                outputs = flatten(model(*inputs))[1]
+                # The next call overwrites what a module returns again and again.
+                return [one.clone() if one.nbytes <= _COPIED_BYTES else one for one in outputs]
         except StructureError as error:
             raise TaskError(
                 f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."

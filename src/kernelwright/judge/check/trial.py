@@ -9,6 +9,7 @@ import torch
 
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import (
+    Asks,
     CheckFindings,
     Demands,
     RejectionError,
@@ -141,6 +142,12 @@ class Trial:
         found.add(call_findings(reference, answer, dtypes, found.labels, strides=strides, reuses_output=reuses))
         found.reference_reuses_output |= any("earlier output" in one.aliases for one in reference.described.outputs)
 
-    def check_process(self, side: Side) -> None:
-        """Keep findings about what a candidate has done to its process and its mode; raises RejectionError."""
-        self.findings.add(process_findings(side.inspect(), self.facts.oracle.training))
+    def check_process(self, reference: Side, candidate: Side) -> None:
+        """Keep findings about what a candidate has done to its process and its mode; raises RejectionError. What the
+        reference has done to its own is nothing to reject another for."""
+        training = self.facts.oracle.training
+        found = [*process_findings(candidate.inspect(), training)]
+        if any(finding.asks is not Asks.NEITHER for finding in found):
+            theirs = [*process_findings(reference.inspect(), training)]
+            found = [finding for finding in found if finding.asks is Asks.NEITHER or finding not in theirs]
+        self.findings.add(found)

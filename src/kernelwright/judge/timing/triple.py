@@ -284,7 +284,7 @@ class ProcessTriple:
         trial, candidate = self._trial, self.sides["candidate"]
         if against_truth and self._check.bounds.has_float64:
             self._verify_error()
-        trial.check_process(candidate)
+        trial.check_process(self.sides["reference"], candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
             return
         loaded = trial.facts.new_weights()
