@@ -19,6 +19,7 @@ from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.judge.worker.screening import ScreeningHarness
 from kernelwright.records import Candidate, Task
 from kernelwright.tasks import INPUT_SETS, bring_to_life, input_sets
+from kernelwright.tasks.invariants import TensorForm
 from tests.judge.memory import PeakBytes
 
 SOURCE = """
@@ -38,6 +39,7 @@ TASK = Task(id="relu", source=SOURCE)
 CANDIDATE = SOURCE.replace("Model", "ModelNew")
 SMALL_SOURCE = SOURCE.replace("64, 256", "8, 64")
 N = 64 * 256 * 4
+FORM = TensorForm(torch.ones(64, 256))
 ROOM = N / 8
 """For what is done in pieces."""
 
@@ -124,7 +126,7 @@ def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypat
     assert 3 * arenas() + max(peaks[last]) < 15 * N
 
 
-@pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if not one.integers], ids=lambda one: one.name)
+@pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if one.varies(FORM)], ids=lambda one: one.name)
 def test_inputs_that_are_drawn_again_are_the_same(inputs):
     facts = facts_of()
     assert facts.redraws

@@ -286,6 +286,7 @@ MUTATIONS = [
                 "check_repeat",
                 "check_similar_inputs",
                 "check_reloading",
+                "check_weight_structure",
                 "check_other_mode",
                 "check_growth",
                 "check_layouts",

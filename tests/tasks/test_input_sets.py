@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kernelwright.judge.check.compare import round_mantissa
 from kernelwright.tasks import INPUT_SETS, InputSet, input_sets
-from kernelwright.tasks.input_sets import outline
+from kernelwright.tasks.invariants import Invariant, TensorForm, outline
 
 BY_NAME = {one.name: one for one in INPUT_SETS}
 SHAPES = st.lists(st.integers(0, 5), max_size=4)
@@ -65,7 +65,8 @@ def test_sets_for_floats_leave_integers_alone_and_the_other_way_round(inputs):
     varied = inputs.apply([x, n, b, 3, "text", None], generator())
     assert varied[3:] == [3, "text", None]
     assert torch.equal(varied[2], b)
-    assert torch.equal(varied[0] if inputs.integers else varied[1], x if inputs.integers else n)
+    of_floats = inputs.varies(TensorForm(x))
+    assert torch.equal(varied[1] if of_floats else varied[0], n if of_floats else x)
 
 
 def test_nested_inputs_keep_their_structure():
@@ -152,9 +153,9 @@ def test_each_layout_is_what_its_name_says():
 )  # fmt: skip
 def test_a_layout_that_changes_no_tensor_is_not_drawn(name, shape, fits):
     x = outline(normal(*shape))
-    assert BY_NAME[name].fits([outline(torch.tensor(1.0)), x]) is fits
+    assert BY_NAME[name].fits([TensorForm(outline(torch.tensor(1.0))), TensorForm(x)]) is fits
     (varied,) = apply(name, x)
-    assert not BY_NAME[name].fits([varied]) or name in ("non-contiguous", "sliced")
+    assert not BY_NAME[name].fits([TensorForm(varied)]) or name in ("non-contiguous", "sliced")
 
 
 @pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if not one.layout], ids=lambda one: one.name)
@@ -244,3 +245,160 @@ def test_biased_elements_stay_near_what_was_drawn():
     special = torch.tensor([0.0, float("inf"), -float("inf")])
     assert torch.equal(apply("biased", special)[0], special)
     assert apply("biased", torch.view_as_complex(normal(4, 2)))[0].dtype == torch.complex64
+
+
+# --- values with structure -----------------------------------------------------------------------------------------------
+
+
+def ranks(row):
+    return row.argsort().argsort()
+
+
+def test_ordered_rows_are_each_of_another_order():
+    x = normal(400, 512)
+    (varied,) = apply("ordered", x)
+    steps = varied.diff(dim=1)
+    rising, falling = (steps >= 0).all(dim=1), (steps <= 0).all(dim=1)
+    assert min(rising.sum(), falling.sum()) > 20
+    interleaved = [row for row in varied[~(rising | falling)] if len(row.unique()) == 512]
+    assert any((row[::16] < row.median()).all() and row[15::16].min() > row.median() for row in interleaved)
+    assert any(len(row.unique()) <= 512 / 16 for row in varied)
+    clustered = varied.sort(dim=1).values.diff(dim=1)
+    assert any(int((row > 0.01).sum()) < 8 for row in clustered)
+    plain = [row.sort().values for row in varied if len(row.unique()) == 512]
+    assert sum(any(torch.equal(row, own) for own in x.sort(dim=1).values) for row in plain) > 100
+
+
+def test_ordered_columns_are_ordered_along_another_dimension_than_the_last():
+    (varied,) = apply("ordered-across", normal(512, 300))
+    steps = varied.diff(dim=0)
+    assert int(((steps >= 0).all(dim=0) | (steps <= 0).all(dim=0)).sum()) > 50
+
+
+def test_zeros_keep_their_places_among_ordered_elements():
+    x = normal(30, 64).masked_fill_(torch.rand(30, 64, generator=generator(2)) < 0.3, 0.0)
+    assert torch.equal(apply("ordered", x)[0] == 0, x == 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_far_leaves_half_of_the_digits(dtype):
+    (varied,) = apply("far", normal(64, 64, dtype=dtype))
+    assert 0.3 < float(varied.double().mean()) * torch.finfo(dtype).eps ** 0.5 < 3
+    assert 0.5 < float(varied.double().std()) < 2
+
+
+def test_one_tensor_alone_is_far_and_each_in_turn():
+    tensors = [normal(8, 8), normal(8, 8) + 1]
+    forms = [TensorForm(tensor) for tensor in tensors]
+    moved = set()
+    for seed in range(20):
+        varied = BY_NAME["far"].apply(list(tensors), generator(seed), forms)
+        moved.add(tuple(not torch.equal(one, other) for one, other in zip(varied, tensors, strict=True)))
+    assert moved == {(True, False), (False, True)}
+
+
+def test_near_rows_differ_from_those_of_other_tensors_too_by_little():
+    first, second = apply("near", normal(40, 32), normal(24, 32) * 1.1)
+    apart = torch.cdist(first.double(), second.double())
+    assert float(apart.min()) < 0.1
+    assert float(apart.max()) > 4
+    assert float(apart.min()) > 1e-4
+
+
+def test_integers_that_are_large_or_alike_stay_in_their_range():
+    n = torch.randint(-128, 128, (500,), generator=generator(2), dtype=torch.int8)
+    (varied,) = apply("alike-integers", n)
+    assert len(varied.unique()) == 1
+    assert varied[0] in n
+    ends = {tuple(sorted(BY_NAME["large-integers"].apply([n], generator(seed))[0].unique().tolist())) for seed in range(9)}
+    assert ends <= {(-128, -127, -126), (125, 126, 127)} | {(-128, -127), (126, 127)}
+    assert len({min(end) < 0 for end in ends}) == 2
+
+
+FORMS = {
+    Invariant.SORTED: lambda g: torch.randint(0, 9, (40,), generator=g).sort().values,
+    Invariant.SYMMETRIC: lambda g: (x := torch.randn(3, 6, 6, generator=g)) @ x.mT,
+    Invariant.PERMUTATION: lambda g: torch.randperm(40, generator=g),
+    Invariant.PREFIX_MASK: lambda g: torch.arange(12) < torch.randint(1, 12, (20, 1), generator=g),
+    Invariant.ONE_HOT: lambda g: torch.nn.functional.one_hot(torch.randint(0, 12, (20,), generator=g), 12).float(),
+    Invariant.ZEROS: lambda g: torch.randn(6, 6, generator=g).tril(),
+    Invariant.LEAST_INTEGER: lambda g: torch.randint(64, 129, (20,), generator=g),
+}
+
+
+def form(draw):
+    return TensorForm.of(draw(generator(1)), draw(generator(2)))
+
+
+@pytest.mark.parametrize("invariant", Invariant)
+def test_two_draws_show_what_all_share(invariant):
+    found = form(FORMS[invariant])
+    assert found.invariants == {invariant}
+    x = FORMS[invariant](generator(3))
+    (broken,) = BY_NAME[f"not-{invariant}"].apply([x], generator(), [found])
+    assert not TensorForm.of(broken, broken).invariants & {invariant} - {Invariant.ZEROS}
+    assert not torch.equal(broken, x)
+
+
+@pytest.mark.parametrize("invariant", Invariant)
+@pytest.mark.parametrize("inputs", [one for one in INPUT_SETS if one.breaks is None], ids=lambda one: one.name)
+def test_other_sets_keep_it(inputs, invariant):
+    x, found = FORMS[invariant](generator(3)), form(FORMS[invariant])
+    (varied,) = inputs.apply([x], generator(), [found])
+    if not inputs.varies(found):
+        assert varied is x
+    elif inputs.name not in ("zero-one", "constant"):  # which may leave nothing of it
+        assert invariant in TensorForm.of(varied, varied).invariants or len(varied.unique()) == 1
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda g: torch.randn(20, 20, generator=g), id="normal"),
+        pytest.param(lambda g: torch.randint(0, 2, (20, 20), generator=g), id="bits"),
+        pytest.param(lambda g: torch.zeros(4, 8), id="zeros"),
+        pytest.param(lambda g: torch.ones(8, 8, dtype=torch.bool), id="ones"),
+        pytest.param(lambda g: torch.randn(20, 1, generator=g), id="column"),
+        pytest.param(lambda g: torch.randn((), generator=g), id="scalar"),
+        pytest.param(lambda g: torch.empty(0, 4), id="empty"),
+        pytest.param(lambda g: torch.randn(8, 8, generator=g).to(torch.float8_e4m3fn), id="of eight bits"),
+    ],
+)
+def test_what_has_no_form_shows_none(draw):
+    assert form(draw).invariants == set()
+
+
+def test_pointers_get_other_segments_between_the_same_ends():
+    pointers = torch.arange(0, 65, 8).repeat(3, 1)
+    found = TensorForm.of(pointers, pointers)
+    assert [one.name for one in INPUT_SETS if one.varies(found) and not one.layout] == ["skewed-integers", "other-segments"]
+    (varied,) = BY_NAME["other-segments"].apply([pointers], generator(), [found])
+    assert (varied[:, [0, -1]] == torch.tensor([0, 64])).all()
+    assert (varied.diff(dim=1) >= 0).all()
+    assert len(varied.diff(dim=1).unique()) > 2
+
+
+def test_rows_that_are_sparse_in_other_places_each_time_are_filled():
+    def draw(g):
+        return torch.randn(40, 100, generator=g).mul_(torch.rand(40, 100, generator=g) < 0.1)
+
+    assert not form(draw).invariants
+    assert BY_NAME["filled"].fits([form(draw)])
+    assert not BY_NAME["filled"].fits([form(FORMS[Invariant.ZEROS])])
+    x = draw(generator(3))
+    (varied,) = BY_NAME["filled"].apply([x], generator(), [form(draw)])
+    assert torch.equal(varied[x != 0], x[x != 0])
+    assert 0.5 < int(varied.count_nonzero()) / x.numel() < 0.95
+
+
+def test_sets_for_some_operators_wait_for_them():
+    found = [TensorForm(torch.ones(9, 9))]
+    fitting = {name: [one.name for one in INPUT_SETS if one.operators and one.fits(found, name)] for name in ("", " relu")}
+    assert fitting == {"": [], " relu": ["far", "near"]}
+    assert BY_NAME["ordered"].fits(found, " max_pool2d")
+    assert not BY_NAME["ordered"].fits(found, " clamp_min maximum _softmax")
+    assert BY_NAME["vast"].fits(found, " sin")
+    assert not BY_NAME["vast"].fits(found, " sinh")
+    lengths = [form(FORMS[Invariant.LEAST_INTEGER])]
+    assert BY_NAME["not-least-integer"].fits(lengths, " add lt")
+    assert not BY_NAME["not-least-integer"].fits(lengths, " add embedding")

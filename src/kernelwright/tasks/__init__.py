@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kernelwright.tasks.input_sets import INPUT_SETS, WEIGHT_SETS, InputSet, has_nan, is_inexact, map_tensors
+from kernelwright.tasks.input_sets import INPUT_SETS, WEIGHT_SETS, InputSet, has_nan, map_tensors
+from kernelwright.tasks.invariants import is_inexact
 from kernelwright.tasks.loading import (
     LiveTask,
     bring_to_life,

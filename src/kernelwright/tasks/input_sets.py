@@ -1,17 +1,22 @@
 """Defines input sets: the task's own distribution, and variations of it that catch what it would let through.
 
-Every variation maps zero to zero, so that a structure made of zeros (triangular, banded, masked) survives it. A set on
-which the reference itself raises or is not finite lies outside the task's domain and is left out by the judge.
+Every variation maps zero to zero, so that a structure made of zeros (triangular, banded, masked) survives it, and order and
+symmetry are restored after it, unless it is there to break one. A set on which the reference itself raises or is not finite
+lies outside the task's domain and is left out by the judge.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from kernelwright.tasks.invariants import Invariant, TensorForm, is_inexact, outline, restored
 
 Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 PART = 1 << 26
@@ -37,45 +42,74 @@ class InputSet:
     """True for a change of where elements lie in memory and of nothing else, of tensors of every type."""
     opposed: bool = False
     """True where every second tensor is negated: for inputs with two tensors or more."""
+    where: Callable[[TensorForm], bool] | None = None
+    """Inputs that are varied; by default those of its kind."""
+    one: bool = False
+    """True where one of them alone is varied, by lot."""
+    operators: str = ""
+    """Pattern of the operators of references that the set is for; their names are known where there is a float64 truth."""
+    breaks: Invariant | None = None
+    """Invariant of the task's own draws that is not kept. A candidate that is wrong then only relies on it."""
 
-    def apply(self, inputs: list[Any], generator: torch.Generator) -> list[Any]:
-        """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn."""
-        signs = itertools.cycle((False, self.opposed))
+    @property
+    def timed(self) -> bool:
+        """True for a set that comes up between timed calls as well."""
+        return self.where is None and self.breaks is None
+
+    def apply(self, inputs: list[Any], generator: torch.Generator, forms: Sequence[TensorForm] = ()) -> list[Any]:
+        """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn.
+
+        Args:
+            forms: Forms of the tensors by the task's own draws, in reading order; by default those of arbitrary tensors.
+        """
+        left, signs = iter(forms), itertools.cycle((False, self.opposed))
+        varied = [form for form in forms if self.varies(form)]
+        if self.one and varied:
+            sizes = torch.tensor([float(form.shape.numel()) for form in varied], device=generator.device)
+            varied = [varied[int(torch.multinomial(sizes, 1, generator=generator))]]
 
         def vary(tensor: torch.Tensor) -> torch.Tensor:
-            return self._vary(tensor, generator, negated=is_inexact(tensor) and next(signs))
+            form = next(left, None) or TensorForm(outline(tensor))
+            if not self.varies(form) or (self.one and forms and form not in varied):
+                return tensor
+            return self._vary(tensor, generator, form.invariants, negated=next(signs))
 
         return [map_tensors(item, vary) for item in inputs]
 
-    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """True where inputs with these tensors, of which `outline` suffices, can be varied so."""
-        if self.layout:
-            generator = torch.Generator()
-            return any(_places(self.vary(tensor, generator)) != _places(tensor) for tensor in tensors)
-        return not self.opposed or sum(is_inexact(tensor) for tensor in tensors) > 1
+    def fits(self, forms: Sequence[TensorForm], operators: str = "") -> bool:
+        """True where the set may show something of a task.
 
-    def _vary(self, tensor: torch.Tensor, generator: torch.Generator, *, negated: bool) -> torch.Tensor:
+        Args:
+            forms: Forms of its inputs.
+            operators: Names of the operators that its reference runs, each after a space.
+        """
         if self.layout:
-            return self.vary(tensor, generator)
-        if self.truths and tensor.dtype == torch.bool:
+            tensors, generator = [form.outline for form in forms], torch.Generator()
+            return any(_places(self.vary(tensor, generator)) != _places(tensor) for tensor in tensors)
+        return sum(map(self.varies, forms)) > self.opposed and re.search(self.operators, operators) is not None
+
+    def varies(self, form: TensorForm) -> bool:
+        """True for an input that the variation is for."""
+        if self.where is not None:
+            return form.is_plain and self.where(form)
+        if self.breaks is not None:
+            # Rising integers without repeats may be pointers, which point anywhere in another order.
+            return self.breaks in form.invariants and not form.invariants >= {Invariant.SORTED, Invariant.PERMUTATION}
+        return self.layout or is_inexact(form.outline) != self.integers or (self.truths and form.dtype == torch.bool)
+
+    def _vary(
+        self, tensor: torch.Tensor, generator: torch.Generator, invariants: frozenset[Invariant], *, negated: bool
+    ) -> torch.Tensor:
+        if self.layout or (self.truths and tensor.dtype == torch.bool and not tensor.all() and tensor.any()):
             # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
-            return self.vary(tensor, generator) if tensor.all() or not tensor.any() else tensor
-        if is_inexact(tensor) == self.integers:
-            return tensor
+            return self.vary(tensor, generator) if self.layout else tensor
         # PyTorch has no arithmetic for floating types of eight bits.
         narrow = tensor.is_floating_point() and tensor.element_size() == 1
         varied = self.vary(tensor.float() if narrow else tensor, generator)
-        return laid_as((-varied if negated else varied).to(tensor.dtype), tensor)
-
-
-def is_inexact(tensor: torch.Tensor) -> bool:
-    """True where the numbers of a tensor are rounded: floating or complex."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def outline(tensor: torch.Tensor) -> torch.Tensor:
-    """The shape, strides and dtype of a tensor, without memory."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if varied is tensor:
+            return tensor
+        kept = (-varied if negated else varied) if self.breaks else restored(-varied if negated else varied, invariants)
+        return laid_as(kept.to(tensor.dtype), tensor)
 
 
 def _places(x: torch.Tensor) -> list[int]:
@@ -264,13 +298,163 @@ def _in_groups(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.lerp(x[first[group]], x, torch.finfo(x.dtype).eps ** 0.5)
 
 
-def _skewed(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _skewed(x: torch.Tensor, generator: torch.Generator, share: float = 0.9) -> torch.Tensor:
     """Nine in ten integers become one value that was drawn. A tensor without repeated values, such as a permutation,
     stays as it is."""
     if x.dtype == torch.bool or x.numel() < 2 or torch.unique(x).numel() == x.numel():
         return x
     index = int(torch.randint(x.numel(), (1,), generator=generator, device=x.device))
-    return torch.where(_random(x, generator) < 0.9, x.reshape(-1)[index], x)
+    return torch.where(_random(x, generator) < share, x.reshape(-1)[index], x)
+
+
+def _at_one_end(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """All integers lie at one end of the range that was drawn, below zero or above."""
+    low, high = int(x.min()), int(x.max())
+    some = torch.randint(max(1, (high - low) // 64), x.shape, generator=generator, device=x.device)
+    below = low < 0 and bool(torch.randint(2, (), generator=generator, device=x.device))
+    return (some + low if below else high - some).to(x.dtype)
+
+
+def _other_segments(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Other rising rows between the same ends: row pointers, or numbers of segments."""
+    first, last = x[..., :1], x[..., -1:]
+    found = (first + _random(x, generator).double() * (last - first + 1)).to(x.dtype).minimum(last).sort(dim=-1).values
+    return torch.cat([first, found[..., 1:-1], last], dim=-1)
+
+
+def _far(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """All elements stand on an offset of so many times their size that half of the digits are left for them."""
+    offset = float(size_of(x)) / torch.finfo(x.dtype).eps ** 0.5
+    return by_parts(x, lambda part: torch.where(part != 0, part + offset, part))
+
+
+def _near(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Rows nearly coincide with one of four, which are the same for all tensors of as many columns: they differ by a part in
+    2^7 to 2^14, in each column another."""
+    seeded = torch.Generator(x.device).manual_seed(generator.initial_seed())
+    columns, size = x.shape[-1], 2.0 ** round(float(size_of(x).clamp_min(1e-30).log2()))
+    centres = torch.randn((4, columns), generator=seeded, device=x.device) * size
+    centres = (centres.abs() if bool((x >= 0).all()) else centres).to(x.dtype)
+    spread = torch.exp2(-torch.randint(7, 15, (columns,), generator=seeded, device=x.device).float()).to(x.dtype)
+
+    def moved(part: torch.Tensor) -> torch.Tensor:
+        nearest = torch.arange(part.shape[:-1].numel(), device=x.device).view(part.shape[:-1]) % 4
+        return torch.where(part != 0, centres[nearest] + part * spread, part)
+
+    return by_parts(x, moved)
+
+
+def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each row rises or falls, in one run or up to 64 interleaved ones, by elements, by steps or by clusters."""
+
+    def arranged(part: torch.Tensor) -> torch.Tensor:
+        def lot(*values: int) -> torch.Tensor:
+            chosen = torch.randint(len(values), (*part.shape[:-1], 1), generator=generator, device=x.device)
+            return torch.tensor(values, device=x.device)[chosen]
+
+        counted = part != 0
+        ranked = part.masked_fill(~counted, torch.inf).sort(dim=-1).values
+        rank, count = counted.cumsum(-1) - 1, counted.sum(-1, keepdim=True)
+        runs, step = lot(1, 1, 1, 1, 2, 3, 4, 8, 16, 32, 64), lot(1, 1, 1, 4, 16, 64)
+        rank = rank % runs * ((count + runs - 1) // runs) + rank // runs
+        rank = torch.where(lot(0, 1) == 1, count - 1 - rank, rank) // step * step
+        rank = torch.minimum(rank, count - 1).clamp_min_(0)
+        found, centre = ranked.gather(-1, rank), ranked.gather(-1, rank // 128 * 128)
+        near = (found - centre).mul_(2.0**-12).add_(centre)
+        return torch.where(counted, torch.where((lot(0, 0, 1) == 1) & near.isfinite(), near, found), part)
+
+    return by_parts(x, arranged)
+
+
+def _ordered_across(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The same along another dimension than the last."""
+    across = [dim for dim in range(x.dim() - 1) if x.shape[dim] >= _ROW]
+    dim = across[int(torch.randint(len(across), (), generator=generator, device=x.device))]
+    return _ordered(x.transpose(dim, -1).contiguous(), generator).transpose(dim, -1).contiguous()
+
+
+def _filled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Half of a row's zeros or more become other elements."""
+
+    def filled(part: torch.Tensor) -> torch.Tensor:
+        if not len(others := part[part != 0]):
+            return part
+        share = torch.rand((*part.shape[:-1], 1), generator=generator, device=x.device).mul_(0.5).add_(0.5)
+        chosen = torch.randint(len(others), part.shape, generator=generator, device=x.device)
+        return torch.where((part == 0) & (_random(part, generator) < share), others[chosen], part)
+
+    return by_parts(x, filled)
+
+
+def _holes(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each row of a mask is padded from the left, or has holes."""
+    from_left = torch.rand((*x.shape[:-1], 1), generator=generator, device=x.device) < 0.5
+    return torch.where(from_left, x.flip(-1), x * (_random(x, generator) < 0.6))
+
+
+def _shuffled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x[..., torch.randperm(x.shape[-1], generator=generator, device=x.device)]
+
+
+def _repeated(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x[..., torch.randint(x.shape[-1], x.shape[-1:], generator=generator, device=x.device)]
+
+
+def _soft(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x * 0.5 + x.roll(1, -1) * 0.5 if is_inexact(x) else x.maximum(x.roll(1, -1))
+
+
+def _shorter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(1, int(x.min()) + 1, x.shape, generator=generator, device=x.device, dtype=x.dtype)
+
+
+_ROW = 8
+"""Elements of a row, or rows, from which their order says something. Our choice."""
+_CHOOSING = r" (_?unique|arg|a?m(ax|in)(?!imum)|sort|topk|kth|(nan)?median|mode|_?cumm|search|bucket|hist|quantile)"
+_PERIODIC = r" (sin|cos|tan|fmod|remainder|floor|round|trunc|frac|polar)(?![a-z])"
+_LOOKS_NOTHING_UP = r"^(?!.* (gather|scatter|embedding|index_select|index_add|take))"
+_HAS_NO_POINTERS = r"^(?!.* \w*(segment|bag|sparse|repeat_interleave))"
+"""Integers that a reference takes for places in memory stay in range: one beyond takes a GPU away from everybody."""
+_BREAKING: dict[Invariant, tuple[Variation, str]] = {
+    Invariant.SORTED: (_shuffled, _HAS_NO_POINTERS),
+    Invariant.SYMMETRIC: (lambda x, g: x.tril() + x.triu(1) * 0.5, ""),
+    Invariant.PERMUTATION: (_repeated, ""),
+    Invariant.PREFIX_MASK: (_holes, ""),
+    Invariant.ONE_HOT: (_soft, ""),
+    Invariant.ZEROS: (_filled, ""),
+    Invariant.LEAST_INTEGER: (_shorter, _LOOKS_NOTHING_UP),
+}
+"""Variation that breaks each invariant, and the references for which it is safe."""
+_ZEROS = frozenset({Invariant.ZEROS, Invariant.PREFIX_MASK, Invariant.ONE_HOT})
+
+
+def _is_real(form: TensorForm) -> bool:
+    return form.dtype.is_floating_point and 0 not in form.shape
+
+
+def _is_long(form: TensorForm) -> bool:
+    return _is_real(form) and form.shape[-1:].numel() >= _ROW
+
+
+def _has_rows(form: TensorForm) -> bool:
+    return _is_long(form) and form.shape[:-1].numel() >= _ROW
+
+
+def _is_tall(form: TensorForm) -> bool:
+    return _is_real(form) and max(form.shape[:-1], default=0) >= _ROW
+
+
+def _is_integer(form: TensorForm) -> bool:
+    is_integer = not form.dtype.is_floating_point and not form.dtype.is_complex and form.dtype != torch.bool
+    return is_integer and 0 not in form.shape and Invariant.PERMUTATION not in form.invariants
+
+
+def _has_segments(form: TensorForm) -> bool:
+    return not form.dtype.is_floating_point and Invariant.SORTED in form.invariants
+
+
+def _is_sparse(form: TensorForm) -> bool:
+    return form.is_sparse and form.invariants.isdisjoint(_ZEROS)
 
 
 INPUT_SETS: tuple[InputSet, ...] = (
@@ -290,11 +474,24 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("large-row", lambda x, g: _one_row(x, g, 64.0), "one shift or scale for all rows"),
     InputSet("opposed", _around_one_vector, "bounds in place of maxima, as norms of queries and keys", opposed=True),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
+    InputSet("alike-integers", functools.partial(_skewed, share=2.0), "counters of few bits", where=_is_integer),
+    InputSet("large-integers", _at_one_end, "integer products in floating point", where=_is_integer),
+    InputSet("other-segments", _other_segments, "segments alike", where=_has_segments, breaks=Invariant.PERMUTATION),
+    InputSet("far", _far, "differences of large numbers, as in variances", where=_is_real, one=True, operators=" "),
+    InputSet("near", _near, "differences of large numbers, as in distances", where=_has_rows, operators=" "),
+    InputSet("ordered", _ordered, "choosing from samples of a row", where=_is_long, operators=_CHOOSING),
+    InputSet("ordered-across", _ordered_across, "choosing from samples of a column", where=_is_tall, operators=_CHOOSING),
+    InputSet("vast", lambda x, g: x * 2.0**20, "range reduction of small arguments", where=_is_real, operators=_PERIODIC),
+    InputSet("filled", _filled, "room for as many elements as are not zero when drawn", where=_is_sparse),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
     InputSet("sliced", _sliced, "rows taken to lie side by side", layout=True),
     InputSet("exchanged", _exchanged_storage, "one stride for all rows", layout=True),
     InputSet("channels-last", _channels_last, "relying on the memory layout of images", layout=True),
     InputSet("off-boundary", _off_boundary, "loading vectors where memory is not aligned for them", layout=True),
+    *(
+        InputSet(f"not-{invariant}", vary, "relying on what all draws of the task share", operators=of, breaks=invariant)
+        for invariant, (vary, of) in _BREAKING.items()
+    ),
 )
 """In order of use; the first must not be left out."""
 

@@ -79,6 +79,8 @@ class Bounds:
         """Whether the reference runs what PyTorch may do in TF32; None while it is not known."""
         self._calibrated = Counter[int]()
         """Number of input sets that told the task's precision from the next lower one, by output."""
+        self.names = ""
+        """Names of the operators that the first truth ran, each after a space."""
         self._terms: int | None = None
         """Terms of the reference's longest sum; None while it is not known."""
         self.told = dict[int, tuple[int, float]]()
@@ -109,7 +111,7 @@ class Bounds:
             sums = SumLength() if self._terms is None else None
             found = self._oracle.truth(drawn, state, training=training, mode=sums)
             if sums is not None:
-                self._terms = sums.longest
+                self._terms, self.names = sums.longest, "".join(f" {name}" for name in sorted(sums.names))
         except OutOfDomainError as error:
             if self._has_answered or "NaN" in str(error):
                 raise

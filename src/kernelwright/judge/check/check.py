@@ -21,7 +21,7 @@ from kernelwright.judge.check.draws import CALLS, are_alike, sampled
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import secret_seed, some_of
 from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings
-from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State, tensors_of
+from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State
 from kernelwright.judge.check.weights import (
     check_buffers,
     check_default_buffers,
@@ -34,7 +34,7 @@ from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import Side
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, InputSet
-from kernelwright.tasks.input_sets import outline, size_of
+from kernelwright.tasks.input_sets import size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,10 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         follows |= not apart(examiner.reference.recopy(0), truth).within(allowed)
     examiner.reference.release()  # by now it has shown whether it reuses memory, and nobody reads its outputs again
     if trial.settings.thorough:
-        drawn = [outline(tensor) for tensor in tensors_of(first.question.inputs())]
-        fitting = [inputs for inputs in INPUT_SETS[2:] if not inputs.layout and inputs.fits(drawn)]
+        fitting = [one for one in INPUT_SETS[2:] if not one.layout and one.fits(facts.forms, examiner.bounds.names)]
         for index, inputs in enumerate(fitting):
             with trial.findings.skipping(inputs.name):
-                examiner.ask(inputs, slot=(index + 1) % 2)
+                ask_or_label(examiner, inputs, slot=(index + 1) % 2)
         check_repeat(examiner, first)
         if facts.stochastic:
             check_unseeded_call(examiner)
@@ -100,10 +99,25 @@ def check_candidate(examiner: Examiner) -> CheckResult:
         check_layouts(examiner)
     return CheckResult(
         bounds=examiner.bounds,
-        tolerances=examiner.tolerances,
+        tolerances={inputs: allowed for inputs, allowed in examiner.tolerances.items() if inputs.timed},
         timed_tolerance=first.question.between,
         output_follows_input=follows,
     )
+
+
+def ask_or_label(examiner: Examiner, inputs: InputSet, slot: int) -> None:
+    """Ask a set. A candidate that fails where the set breaks an invariant of the task's own inputs only relies on it."""
+    trial = examiner.trial
+    try:
+        examiner.ask(inputs, slot=slot)
+    except (RejectionError, WorkerError) as failure:
+        relies = any(inputs.breaks in form.invariants for form in trial.facts.forms if inputs.varies(form))
+        if not relies or CheckFinding.excused(failure, failure.reason, Label.CONTIGUOUS_ONLY) is None:
+            raise
+        trial.findings.remark(Label(f"relies-on-{inputs.breaks}"), failure.detail)
+        if isinstance(failure, WorkerError):
+            for side in examiner.sides:  # both, since they may keep a state
+                trial.renew(side)
 
 
 _GROWN_BYTES = 8 << 20
@@ -144,8 +158,7 @@ def check_layouts(examiner: Examiner) -> None:
     Timing leaves out those that a candidate need not take under the contract `kernelbench`.
     """
     trial = examiner.trial
-    drawn = [outline(tensor) for tensor in tensors_of(trial.facts.draw())]
-    for inputs in (one for one in INPUT_SETS if one.layout and one.fits(drawn)):
+    for inputs in (one for one in INPUT_SETS if one.layout and one.fits(trial.facts.forms)):
         try:
             with trial.findings.skipping(inputs.name):
                 examiner.ask(inputs, slot=1, state=_present_state(examiner))

@@ -20,6 +20,7 @@ from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, St
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.structure import StructureError, flatten
 from kernelwright.tasks import InputSet, LiveTask, is_inexact
+from kernelwright.tasks.invariants import TensorForm
 
 
 def secret_seed() -> int:
@@ -61,6 +62,8 @@ class TaskFacts:
     redraws: bool
     """Whether inputs are drawn again, and not kept: they are large, and the same from the same seed."""
     generator: torch.Generator
+    forms: tuple[TensorForm, ...]
+    """What all draws of each input share."""
 
     def draws_in(self, training: bool, state: State) -> bool:
         """Whether the reference answers the same inputs differently in a mode, call by call."""
@@ -70,7 +73,8 @@ class TaskFacts:
         """Inputs from the task's own distribution, or those of `base`, varied by an input set; fresh ones without a seed."""
         seed = secret_seed() if seed is None else seed
         drawn = self.live.inputs(seed, self.device) if base is None else base()
-        return drawn if inputs is None else inputs.apply(drawn, torch.Generator(self.device).manual_seed(seed + 1))
+        generator = torch.Generator(self.device).manual_seed(seed + 1)
+        return drawn if inputs is None else inputs.apply(drawn, generator, self.forms)
 
     def drawing(self, inputs: InputSet | None = None, base: Inputs | None = None) -> tuple[list[Any], Inputs]:
         """Inputs as of `draw`, and what returns the same later."""
@@ -180,6 +184,7 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         stateful=stochastic and _differs(live, oracle, example, weights, seeds=(1, 1), training=oracle.training),
         redraws=redraws,
         generator=generator,
+        forms=tuple(map(TensorForm.of, example_tensors, tensors_of(live.inputs(secret_seed(), device)))),
     )
 
 

@@ -396,10 +396,13 @@ class SumLength(_DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.longest = 1
+        self.names = set[str]()
+        """All operators that ran, of whatever kind."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        self.names.add(name)
         if _SUMMING.search(name):
             self.longest = max(self.longest, _terms(name, args, found))
         return found

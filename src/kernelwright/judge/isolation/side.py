@@ -22,7 +22,7 @@ from kernelwright.judge.worker.arena import ALIGNMENT_BYTES, TensorSpec, plan
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Reason
 from kernelwright.tasks import INPUT_SETS, give_back_spare_memory, is_inexact
-from kernelwright.tasks.input_sets import outline
+from kernelwright.tasks.invariants import outline
 
 
 class _WorkerReply(BaseModel):
