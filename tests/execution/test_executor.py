@@ -174,26 +174,6 @@ def test_baselines_have_one_outcome_each():
     assert {name: [one.task for one in outcome] for name, outcome in found.items()} == {"1": ["1"], "3": ["3"] * 3}
 
 
-def test_a_paired_baseline_is_chosen_when_its_work_begins():
-    known, seen = [], []
-
-    def act(work, is_alone):
-        seen.append(work.paired_baseline)
-        known.append(Candidate(source="baseline"))
-        yield from accept(work, is_alone)
-
-    fixed = Candidate(source="fixed")
-    choices = [lambda: None, lambda: known[0], fixed, None]
-    outcomes(act, [judge(number, paired_baseline=choice) for number, choice in enumerate(choices)], judges=1)
-    assert seen == [None, known[0], fixed, None]
-
-
-def test_a_fault_of_the_caller_is_the_works_error():
-    found, _ = outcomes(accept, [judge(0, paired_baseline=lambda: 1 / 0), judge(1)])
-    assert "ZeroDivisionError" in str(found["0"])
-    assert found["1"].accepted
-
-
 def test_a_process_that_dies_is_replaced_and_its_work_tried_again():
     deaths = iter([EOFError(), None, BrokenPipeError(), None])
 

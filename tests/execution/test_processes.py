@@ -50,8 +50,8 @@ class FakeJudge:
     def release_idle(self):
         self.released += 1
 
-    def evaluate(self, task, candidate, settings=None, alone=None, paired_baseline=None):
-        self.seen.append((settings, alone, paired_baseline))
+    def evaluate(self, task, candidate, settings=None, alone=None, beside=()):
+        self.seen.append((settings, alone, beside))
         if task.id == "broken":
             raise TaskError("Wanted another task.")
         return Evaluation(task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED)
@@ -63,8 +63,8 @@ def test_an_evaluation_or_an_error_comes_back():
     assert (found.task, found.device) == ("4", "cuda:3")
     error = judged(judge, "cuda:3", work("broken"), False)
     assert (type(error), str(error), error.__traceback__) == (TaskError, "Wanted another task.", None)
-    judged(judge, "cuda:3", work(settings=SETTINGS, paired_baseline=baseline), True)
-    assert judge.seen == [(None, False, None), (None, False, None), (SETTINGS, True, baseline)]
+    judged(judge, "cuda:3", work(settings=SETTINGS, beside=(baseline,)), True)
+    assert judge.seen == [(None, False, ()), (None, False, ()), (SETTINGS, True, (baseline,))]
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def timings(speedup=2.0, rival=None):
                     null_us=(latency_us * 1.002, latency_us),
                     candidate_us=claimed_us,
                     claimed_us=claimed_us,
-                    paired_baseline_us=(latency_us / rival, latency_us / rival) if rival else (),
+                    beside_us={"compile": (latency_us / rival, latency_us / rival)} if rival else {},
                 )
             )
         series.append(
@@ -69,7 +69,7 @@ def test_numbers_follow_from_the_record_alone(run):
     run.append(rejected("relu"))
     found = rescore(run)
     assert (found.state, found.differences, found.too_old) == (RescoreState.SAME, [], [])
-    assert found.scored == 10 + 9
+    assert found.scored == 7 + 9
 
 
 def test_what_the_outer_clock_saw_is_charged_again():
@@ -83,28 +83,22 @@ def test_a_ratio_to_a_rival_is_of_charged_calls_and_lowered_as_the_speedup_is():
     blocks, series = timings(rival=1.6)
     believed = score(blocks, (), rule)
     # Every pair of calls: the rival takes 1 / 1.6 of the reference's time, the candidate 1 / 2 and once 1.01 / 2.
-    assert believed.vs_paired_baseline.estimate == pytest.approx(2 / 1.6, rel=0.011)
+    assert believed.versus["compile"].estimate == pytest.approx(2 / 1.6, rel=0.011)
     found = score(blocks, series, rule)
-    assert found.vs_paired_baseline.estimate < 0.95 * believed.vs_paired_baseline.estimate
-    assert found.vs_paired_baseline.estimate == pytest.approx(found.speedup.estimate / 1.6, rel=1e-3)
-    assert found.vs_paired_baseline.low == pytest.approx(found.speedup.low / 1.6, rel=1e-2)
-    assert found.vs_paired_baseline.low <= found.vs_paired_baseline.estimate <= found.vs_paired_baseline.high
+    assert found.versus["compile"].estimate < 0.95 * believed.versus["compile"].estimate
+    assert found.versus["compile"].estimate == pytest.approx(found.speedup.estimate / 1.6, rel=1e-3)
+    assert found.versus["compile"].low == pytest.approx(found.speedup.low / 1.6, rel=1e-2)
+    assert found.versus["compile"].low <= found.versus["compile"].estimate <= found.versus["compile"].high
     # An outer clock that contradicts the claim takes as much off both.
     slow = [one.model_copy(update={"candidate_outer_us": (260.0, 261.0, 259.0, 260.0)}) for one in series]
     lowered = score(blocks, slow, rule)
     assert lowered.speedup.high < 1
-    assert lowered.vs_paired_baseline.low <= lowered.vs_paired_baseline.estimate <= lowered.vs_paired_baseline.high < 1
-    numbers = lowered.numbers
-    assert [numbers[name] for name in ("vs_rival", "vs_rival_low", "vs_rival_high")] == [
-        lowered.vs_paired_baseline.estimate,
-        lowered.vs_paired_baseline.low,
-        lowered.vs_paired_baseline.high,
-    ]
-    # One that was dropped on the way has no ratio.
-    assert (
-        score([*blocks[:-1], blocks[-1].model_copy(update={"paired_baseline_us": ()})], series, rule).vs_paired_baseline
-        is None
-    )
+    assert lowered.versus["compile"].low <= lowered.versus["compile"].estimate <= lowered.versus["compile"].high < 1
+    ratio = lowered.versus["compile"]
+    assert lowered.numbers["versus"] == {"compile": (ratio.estimate, ratio.low, ratio.high)}
+    # One that is not timed in later processes has the ratio of the first.
+    early = [block if block.process == 0 else block.model_copy(update={"beside_us": {}}) for block in blocks]
+    assert score(early, series, rule).versus["compile"].estimate == pytest.approx(found.versus["compile"].estimate, rel=0.01)
 
 
 def test_the_claims_interval_over_a_rival_is_lowered_by_the_factors_of_the_speedup():
@@ -115,30 +109,35 @@ def test_the_claims_interval_over_a_rival_is_lowered_by_the_factors_of_the_speed
     assert (kept.estimate, kept.low, kept.high) == pytest.approx((0.6, 1.1 / 1.9, 1.3))
 
 
-def test_a_record_of_before_rivals_is_read_and_gives_the_same():
-    record = json.loads(evaluation().model_dump_json())
-    for name in ("rival", "vs_rival", "vs_rival_low", "vs_rival_high"):
-        assert record.pop(name) is None
+@pytest.mark.parametrize("rival", [None, 1.6])
+def test_a_record_with_one_rival_or_none_is_read_and_gives_the_same(rival):
+    """Records of before 2026-11-29 name the one baseline that was timed beside a candidate `rival`."""
+    record = json.loads(evaluation(rival=rival).model_dump_json())
+    (name, ratio), *_ = [*record.pop("versus").items(), (None, (None, None, None))]
+    record |= {"rival": name} | dict(zip(("vs_rival", "vs_rival_low", "vs_rival_high"), ratio, strict=True))
     for block in record["blocks"]:
-        assert block.pop("rival_us") == []
-    assert Evaluation.model_validate(record) == evaluation()
+        block["rival_us"] = block.pop("beside_us").get(name, [])
+    assert Evaluation.model_validate(record) == evaluation(rival=rival)
+    assert Evaluation.model_validate_json(json.dumps(record)) == evaluation(rival=rival)
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    "change",
     [
-        (lambda record: record.update(vs_rival=1.5), "vs_rival"),
-        (lambda record: record.update(vs_rival_low=1.25), "vs_rival_low"),
-        (lambda record: record["blocks"][0].update(rival_us=[]), "vs_rival"),
+        lambda record: record["versus"]["compile"].__setitem__(0, 1.5),
+        lambda record: record["versus"]["compile"].__setitem__(1, 1.25),
+        lambda record: record["blocks"][0].update(beside_us={"compile": [1.0, 1.0]}),
+        lambda record: record["versus"].update(cudnn=[2.0, 2.0, 2.0]),
+        lambda record: record["versus"].clear(),
     ],
 )
-def test_a_tampered_ratio_to_a_rival_is_found(run, change, name):
+def test_a_tampered_ratio_to_what_was_beside_is_found(run, change):
     record = json.loads(evaluation(rival=1.6).model_dump_json())
     append_lines(run.evaluations_path, [json.dumps(record)])
     assert rescore(run).state is RescoreState.SAME
     change(record)
     append_lines(run.evaluations_path, [json.dumps(record)])
-    assert name in {one.name for one in rescore(run).differences}
+    assert {one.name for one in rescore(run).differences} & {"versus compile", "versus cudnn"}
 
 
 def doctored(run, change):

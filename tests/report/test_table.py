@@ -269,9 +269,8 @@ def test_a_winner_that_is_a_baseline_is_not_ahead_of_it(policy, techniques, rati
     ],
 )
 def test_a_ratio_of_paired_calls_takes_the_place_of_two_measurements(policy, techniques, ratio, interval) -> None:
-    rival = {"paired_baseline": "cudnn", "vs_paired_baseline": 1.5, "vs_paired_baseline_low": 1.2}
-    rival |= {"vs_paired_baseline_high": 1.8}
-    winner = accepted(4.0, low=3.9).model_copy(update={"policy": policy, "techniques": techniques, **rival})
+    changes = {"policy": policy, "techniques": techniques, "versus": {"cudnn": (1.5, 1.2, 1.8)}}
+    winner = accepted(4.0, low=3.9).model_copy(update=changes)
     latencies_us = {"eager": 100.0, "compile": 80.0, "cudnn": 50.0}
     intervals = {"compile": (1.2, 1.3), "cudnn": (1.0, 5.0)}
     result = TaskResult("x", 1, latencies_us, winner, intervals=intervals)
@@ -284,5 +283,8 @@ def test_a_ratio_of_paired_calls_takes_the_place_of_two_measurements(policy, tec
         # Another baseline is the best by now.
         other = TaskResult("x", 1, {**latencies_us, "compile": 40.0}, winner, intervals=intervals)
         assert other.speedup(BEST) == pytest.approx(1.6)
-        unknown = winner.model_copy(update={"vs_paired_baseline_low": None})
-        assert TaskResult("x", 1, latencies_us, unknown, intervals=intervals).speedup(BEST) == pytest.approx(2.0)
+        # Which one is the best was measured as well: the interval over it begins where the lowest over any does.
+        both = winner.model_copy(update={"versus": {"cudnn": (1.5, 1.2, 1.8), "compile": (1.6, 0.9, 2.0)}})
+        finals = TaskResult("x", 1, latencies_us, both, intervals=intervals)
+        assert (finals.speedup(BEST), finals.interval(BEST), finals.is_ahead(BEST)) == (1.5, (0.9, 1.8), False)
+        assert finals.is_ahead("cudnn")

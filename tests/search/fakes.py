@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kernelwright.execution.work import Baselines, Evaluate, Result, Screen, Work
-from kernelwright.records import Candidate, Evaluation, Task
+from kernelwright.records import Candidate, Evaluation, Scoring, Task, TimingBlock
 from kernelwright.records.screened import Compiles, compiles, screened_of
 from tests.samples import TASK, accepted, rejected
 
@@ -174,15 +174,18 @@ class FakeExecutor:
             return self._looks(work, each_s)
         if isinstance(work, Evaluate):
             return [(each_s, Result(work, self.verdict(work)))]
-        gain = self.gains(work.task.id) if callable(self.gains) else self.gains[work.task.id]
-        if isinstance(gain, Exception):
-            return [(each_s, Result(work, gain))]
-        gains = gain if isinstance(gain, Mapping) else dict.fromkeys([one.techniques[0] for one in work.baselines], gain)
+        gains = self._gains(work.task, work.baselines)
+        if isinstance(gains, Exception):
+            return [(each_s, Result(work, gains))]
         found = [
             accepted(gains[one.techniques[0]], one.source, **_common(work.task, one), reference_us=100.0)
             for one in work.baselines
         ]
         return [(each_s, Result(work, tuple(found)))]
+
+    def _gains(self, task: Task, baselines: Sequence[Candidate]) -> Any:
+        gain = self.gains(task.id) if callable(self.gains) else self.gains[task.id]
+        return gain if isinstance(gain, Exception | Mapping) else {one.techniques[0]: gain for one in baselines}
 
     def _looks(self, work: Screen, each_s: float) -> list[tuple[float, Result]]:
         known = {one.candidate_sha256 for one in (*work.earlier, *work.history)}
@@ -207,10 +210,8 @@ class FakeExecutor:
 
     def verdict(self, work: Evaluate) -> Evaluation | Exception:
         task, candidate = work.task, work.candidate
-        name = ", ".join(candidate.techniques) or candidate.policy
         self.measured[task.id, candidate.sha256] += 1
-        one = next((one for one in self.script.get(task.id, ()) if one.candidate(task).sha256 == candidate.sha256), None)
-        one = one or next((one for one in self.script.get(task.id, ()) if one.name == name), Proposal(name, 1.0))
+        one = self._proposal(task, candidate)
         speedup = one.estimate if one.speedup is None else one.speedup
         if self.measured[task.id, candidate.sha256] > 1 and one.again is not None:
             speedup = one.again
@@ -219,7 +220,31 @@ class FakeExecutor:
         if one.is_rejected:
             return rejected(source=candidate.source, **_common(task, candidate))
         fields = {"checks": work.settings.model_dump(include={"strict_fp32", "tf32_products"})} if work.settings else {}
+        fields |= self._beside(work, speedup)
         return accepted(speedup, candidate.source, **_common(task, candidate), **(fields | dict(one.verdict)))
+
+    def _proposal(self, task: Task, candidate: Candidate) -> Proposal:
+        script, name = self.script.get(task.id, ()), ", ".join(candidate.techniques) or candidate.policy
+        same = [one for one in script if one.candidate(task).sha256 == candidate.sha256]
+        return next(iter([*same, *(one for one in script if one.name == name)]), Proposal(name, 1.0))
+
+    def _beside(self, work: Evaluate, speedup: float) -> dict[str, Any]:
+        """Fields of a final: what was timed beside the candidate."""
+        stock = [one for one in work.beside if one.policy == "baseline"]
+        gains = self._gains(work.task, stock) if stock else {}
+        speedups = {} if isinstance(gains, Exception) else {one.name_beside: gains[one.techniques[0]] for one in stock}
+        for other in set(work.beside) - set(stock):
+            proposal = self._proposal(work.task, other)
+            speedups[other.name_beside] = proposal.estimate if proposal.speedup is None else proposal.speedup
+        if not speedups:
+            return {}
+        beside_us = {name: (100.0 / one, 100.0 / one) for name, one in speedups.items()}
+        own_us = (100.0 / speedup, 100.0 / speedup)
+        return {
+            "versus": {name: (speedup / one, 0.95 * speedup / one, 1.05 * speedup / one) for name, one in speedups.items()},
+            "blocks": (TimingBlock(process=0, reference_us=(100.0, 100.0), candidate_us=own_us, beside_us=beside_us),),
+            "scoring": Scoring(miss_probability=0.05),
+        }
 
 
 def _common(task: Task, candidate: Candidate) -> dict[str, Any]:

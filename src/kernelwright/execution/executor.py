@@ -32,7 +32,7 @@ from kernelwright.execution.fork_servers import ForkServers
 from kernelwright.execution.processes import ChildProcess, judge_main, screen_main
 from kernelwright.execution.scheduler import QUIET_S, Exclusivity, Lease, LeaseRequest, Scheduler, Slot
 from kernelwright.execution.screener import Screener
-from kernelwright.execution.work import Baselines, Evaluate, Outcome, Progress, Result, Screen, Work, baseline_of
+from kernelwright.execution.work import Baselines, Evaluate, Outcome, Progress, Result, Screen, Work
 from kernelwright.judge.isolation.gate import DeviceMemory
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Task
@@ -367,8 +367,6 @@ class LocalExecutor:
 
     def _judge(self, entry: _Submitted, work: Evaluate | Baselines, lease: Lease) -> Outcome:
         """Have a slot's process judge, and another where it dies."""
-        if isinstance(work, Evaluate):
-            work = replace(work, paired_baseline=baseline_of(work))
         status: int | None = None
         reason: Exception | None = None
         for _ in range(TRIES):

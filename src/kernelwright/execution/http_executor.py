@@ -13,7 +13,7 @@ from kernelwright.execution.service.client import ServiceClient
 from kernelwright.execution.service.protocol import EvaluationReply, EvaluationRequest, SettingsRequest, TaskText
 from kernelwright.execution.work import Evaluate, Work
 from kernelwright.judge.settings import Settings
-from kernelwright.records import Candidate, Evaluation
+from kernelwright.records import Evaluation
 
 SLOTS = 32
 """Evaluations that are asked for at once. The service queues what its judges cannot begin. Our choice."""
@@ -41,7 +41,7 @@ class HttpExecutor(RemoteExecutor):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def judge(self, work: Evaluate, paired: Candidate | None) -> Evaluation | KernelwrightError:
+    def judge(self, work: Evaluate) -> Evaluation | KernelwrightError:
         """Ask the service, and wait for its record."""
         with self._lock:
             key = work.task.sha256, work.candidate.sha256, work.settings

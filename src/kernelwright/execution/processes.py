@@ -23,7 +23,7 @@ from kernelwright.execution.work import Baselines, Evaluate
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.settings import Settings
-from kernelwright.records import Candidate, Evaluation
+from kernelwright.records import Evaluation
 from kernelwright.records.policy import Policy
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def judged(
     Args:
         judge: The judge of this process.
         device: Name of its device in the process that asks.
-        work: The work, whose paired baseline is a candidate by now.
+        work: The work.
         is_alone: True where nothing else is at work on the device.
     """
     import torch  # as in `judge_main`
@@ -189,10 +189,8 @@ def judged(
 
             evaluations = rotate(judge, work.task, work.baselines, settings=work.settings, alone=is_alone)
         else:
-            paired = work.paired_baseline
-            assert paired is None or isinstance(paired, Candidate)
             evaluations = [
-                judge.evaluate(work.task, work.candidate, settings=work.settings, alone=is_alone, paired_baseline=paired)
+                judge.evaluate(work.task, work.candidate, settings=work.settings, alone=is_alone, beside=work.beside)
             ]
     except KernelwrightError as error:
         return type(error)(*error.args)

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from kernelwright.errors import InfrastructureError, KernelwrightError
-from kernelwright.execution.work import Evaluate, Result, Work, baseline_of
-from kernelwright.records import Candidate, Evaluation
+from kernelwright.execution.work import Evaluate, Result, Work
+from kernelwright.records import Evaluation
 
 _POLL_S = 1.0
 """Time after which a thread that waits for results looks again whether any is to come, seconds."""
@@ -38,8 +38,8 @@ class RemoteExecutor(abc.ABC):
         """Held while the two sets change."""
 
     @abc.abstractmethod
-    def judge(self, work: Evaluate, paired: Candidate | None) -> Evaluation | KernelwrightError:
-        """Have one work judged, beside a baseline where one is given. Runs in a thread of its own."""
+    def judge(self, work: Evaluate) -> Evaluation | KernelwrightError:
+        """Have one work judged. Runs in a thread of its own."""
 
     @abc.abstractmethod
     def stop(self, work: Work) -> None:
@@ -125,7 +125,7 @@ class RemoteExecutor(abc.ABC):
     def _do(self, work: Evaluate) -> None:
         outcome: Evaluation | KernelwrightError
         try:
-            outcome = _dropped(work) if self.is_over(work) else self.judge(work, baseline_of(work))
+            outcome = _dropped(work) if self.is_over(work) else self.judge(work)
         except KernelwrightError as error:
             outcome = error
         except Exception as error:  # noqa: BLE001 - whoever waits for this work is told

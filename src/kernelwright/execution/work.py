@@ -16,9 +16,6 @@ from kernelwright.records.screened import Compiles, Screened
 WAIT_S = 1.0
 """Time after which `run_all` asks again for work where there was none, seconds: what is next may depend on others."""
 
-Baseline = Candidate | Callable[[], Candidate | None]
-"""A trusted wrapper of a task's own module, or a function that names the best one known when it is called."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Screen:
@@ -54,8 +51,8 @@ class Evaluate:
     candidate: Candidate
     settings: Settings | None = None
     """Settings of the judge; by default the executor's."""
-    paired_baseline: Baseline | None = None
-    """A wrapper of the task's own module to time in the same process triples, chosen when the evaluation starts."""
+    beside: tuple[Candidate, ...] = ()
+    """Stock configurations and other finalists to time in the same process triples."""
     memory_bytes: int = 0
     """GPU memory that it may take at most, as far as that is known. It waits, outside the slots, until so much is left."""
     elsewhere_than: str | None = None
@@ -147,12 +144,6 @@ class Executor(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def baseline_of(work: Evaluate) -> Candidate | None:
-    """The candidate that the paired baseline of work names now."""
-    paired = work.paired_baseline
-    return paired if paired is None or isinstance(paired, Candidate) else paired()
 
 
 def run_all(executor: Executor, work: Iterable[Work | None], stop: Callable[[], bool] | None = None) -> Iterator[Result]:

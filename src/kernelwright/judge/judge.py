@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from kernelwright.judge.check.check import CheckResult, check_candidate, check_l
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands, Failed, RejectionError
-from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation import sandbox
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
@@ -126,15 +126,16 @@ class Judge:
         *,
         settings: Settings | None = None,
         alone: bool | None = None,
-        paired_baseline: Candidate | None = None,
+        beside: Sequence[Candidate] = (),
     ) -> Evaluation:
         """Judge one candidate of a task.
 
         Args:
             settings: Settings in place of the judge's own.
             alone: Whether to wait until the GPU's memory is for it alone. By default only where sharing does not suffice.
-            paired_baseline: A trusted wrapper of the task's own module, timed in the same process triples. It decides no
-                verdict, and is left out where it fails, or where memory does not suffice beside others.
+            beside: Stock configurations (wrappers of the task's own module, of the policy `baseline`) and other finalists,
+                timed in the same process triples. They decide no verdict, and are left out where they fail, or where memory
+                does not suffice beside others.
 
         Raises:
             TaskError: the reference itself does not work.
@@ -144,11 +145,9 @@ class Judge:
         started = time.monotonic()
         began = utc_now()
         settings = settings or self.settings
-        attempt = functools.partial(self._found, task, candidate, settings, paired_baseline)
+        attempt = functools.partial(self._found, task, candidate, settings, beside)
         found = self.with_memory(attempt, CheckFindings.ran_out, alone)
-        return record_of(
-            found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept(), paired_baseline
-        )
+        return record_of(found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept())
 
     def with_memory(self, attempt: Callable[[], T], ran_out: Callable[[T], bool], alone: bool | None) -> T:
         """Try beside other evaluations first, then alone where they had the memory, or waited for its kernels too long.
@@ -190,17 +189,12 @@ class Judge:
                     )
             return found
 
-    def _found(
-        self, task: Task, candidate: Candidate, settings: Settings, paired_baseline: Candidate | None
-    ) -> CheckFindings:
+    def _found(self, task: Task, candidate: Candidate, settings: Settings, beside: Sequence[Candidate]) -> CheckFindings:
         self.workers.spent_s.clear()
         reading = guard.read_candidate(candidate, task, settings.forbid)
         findings = CheckFindings(Demands.of(settings), reading.labels)
         findings.checks["advice"] = list(reading.advice)
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
-        if paired_baseline is not None and self.memory.alone:
-            # The candidate may lack the very memory that a baseline would take.
-            paired_baseline, findings.checks[PAIRED_BASELINE] = None, "not timed: too little of the GPU's memory was left"
         with self.evaluation_folder(task) as directory:
             try:
                 with counted(findings.phases_s, "task"):
@@ -210,7 +204,10 @@ class Judge:
                 except guard.PARSE_ERRORS as error:
                     raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
                 with counted(findings.phases_s, "facts"):
-                    trial = self.trial(task, candidate, directory, settings, findings, paired_baseline)
+                    trial = self.trial(task, candidate, directory, settings, findings, beside)
+                if self.memory.alone:  # the candidate may lack the very memory that the others would take
+                    for name in trial.beside:
+                        trial.leave_out(name, Reason.OUT_OF_MEMORY, "too little of the GPU's memory was left")
                 self._examine(trial)
             except (RejectionError, WorkerError) as failure:
                 findings.failure = Failed(failure.reason, failure.detail)
@@ -258,10 +255,10 @@ class Judge:
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
-                trial = replace(trial, settings=once, paired_baseline=None)
+                trial = replace(trial, settings=once, beside={})
             if settings.timed and (why := slowness(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
-                trial = replace(trial, settings=trial.settings.brief)
+                trial = replace(trial, settings=trial.settings.brief, beside={})
             if not settings.timed:
                 findings.remark(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:
@@ -288,7 +285,7 @@ class Judge:
         directory: Path,
         settings: Settings,
         findings: CheckFindings,
-        paired_baseline: Candidate | None = None,
+        beside: Sequence[Candidate] = (),
     ) -> Trial:
         """A candidate beside its reference, in the directory of an `evaluation_folder`.
 
@@ -312,7 +309,7 @@ class Judge:
             gate=gate,
             budget=CallBudget(settings.budget_s),
             core=self.core,
-            paired_baseline=paired_baseline,
+            beside={other.name_beside: other for other in beside},
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
@@ -347,13 +344,10 @@ def record_of(
     began: str,
     elapsed_s: float,
     contracts: dict[Contract, KeptContract] | None = None,
-    paired_baseline: Candidate | None = None,
 ) -> Evaluation:
     """The record of an evaluation that began then, took so long, and ended with these findings and answers to contracts."""
     decides = findings.decisive
     timed = {} if findings.score is None or decides is not None else findings.score.recorded
-    if paired_baseline is not None and timed.get("vs_rival") is not None:
-        timed[PAIRED_BASELINE] = "-".join(paired_baseline.techniques)
     return Evaluation(
         task=task.id,
         task_sha256=task.sha256,

@@ -3,9 +3,11 @@
 An estimate may be fooled, so it is no verdict, no result and no reward. The judge takes the best few candidates of a task,
 one after another, and those that look too good to be true.
 
-The best of several measurements is partly the luckiest, so a winner is measured again. Screening chooses by other numbers
-than the judge's: the first measurement of its top-ranked candidate is unbiased already, and stands where it is far from no
-gain.
+The best of several measurements is partly the luckiest, so no candidate is chosen by the numbers that are published of it.
+These come from its *final*, which times it in the same processes as eager, every stock configuration and the next best
+candidates. Who has a final is chosen before, by screening or by first measurements; another candidate that proves
+faster there has a final of its own. The final of the top-ranked candidate may be its first measurement, and stands where it
+is far from no gain.
 """
 
 from __future__ import annotations
@@ -21,15 +23,13 @@ from functools import cached_property
 from typing import Any
 
 from kernelwright.records.improvement import FEWEST
-from kernelwright.records.models import Candidate, Evaluation
+from kernelwright.records.models import BASELINE_POLICY, Candidate, Evaluation
 from kernelwright.records.screened import Compiles, Screened, compiles
 
 JUDGED = 3
 """Screened candidates that the judge takes at most, by default."""
 OWN_POLICY = "builtin"
 """Name of the policy whose code is this package's own, which may be slow or wrong but does not cheat."""
-BASELINE_POLICY = "baseline"
-"""Policy of the records of stock baselines."""
 TUNED_SCHEDULE = "tuned-schedule"
 """Technique of a winner that carries tuned machine code."""
 OVERWRITING = frozenset({"reduce-overhead", "max-autotune", "cudagraph"})
@@ -60,6 +60,10 @@ class SchedulePolicy:
     worth_judging: float = 1.05
     """Estimate, in multiples of the upper end of what was judged, from which another candidate is judged: single estimates
     are off by as much (results/2026-11-24-search-h200)."""
+    finalist: float = 0.9
+    """Share of a candidate's speedup from which another is timed beside it in its final."""
+    level: float = 0.98
+    """Ratio to the best stock configuration below which that is judged as a candidate, to be handed out instead."""
     tried_for_each: int = 3
     """Candidates that may be judged for each one wanted: those that the judge rejects do not count."""
     busy_power: float = 0.5
@@ -149,8 +153,10 @@ class MeasurementPlan:
     """True for a second measurement, which confirms or refutes the first."""
     may_stand: bool = False
     """True where a clear improvement needs no second measurement: the judge's numbers had no part in its choice."""
-    is_paired: bool = True
-    """True where the best measured baseline is timed in the same processes."""
+    is_final: bool = True
+    """True where the stock configurations are timed in the same processes."""
+    beside: tuple[Candidate, ...] = ()
+    """Other candidates that are."""
     processes: int = 0
     """Process triples of `Effort.SETTLING`."""
 
@@ -210,10 +216,11 @@ def gain_per_second(screened: Sequence[Screened]) -> float:
     return math.log(max(best_estimate(screened), SCHEDULE.least_gain)) / max(longest_s, SCHEDULE.shortest_look_s)
 
 
-def judging_bytes(screened: Sequence[Screened]) -> int:
-    """GPU memory that the judge and its workers may take for a candidate of a task; 0 where nothing is known of it."""
-    taken_bytes = max((look.memory_bytes or 0 for look in screened), default=0)
-    return round(SCHEDULE.judged_memory_share * taken_bytes) + SCHEDULE.contexts_bytes if taken_bytes else 0
+def judging_bytes(screened: Sequence[Screened], beside: int = 0) -> int:
+    """GPU memory that the judge and its workers may take for a candidate of a task, with so many others beside it; 0 where
+    nothing is known of it."""
+    taken_bytes, sides = max((look.memory_bytes or 0 for look in screened), default=0), 1 + beside / 3
+    return round(sides * (SCHEDULE.judged_memory_share * taken_bytes + SCHEDULE.contexts_bytes)) if taken_bytes else 0
 
 
 def headroom(screened: Sequence[Screened]) -> float:
@@ -311,6 +318,10 @@ def next_to_judge(
     order, estimates = ranked(screened), steady(screened)
     suspects = too_good(order)
     plausible = [look for look in order if (look.estimate or 0.0) * (1.0 + (look.spread or 0.0)) > 1.0]
+    timed_beside = {name: is_faster_than(name, judged) for found in judged.values() for name in found.versus}
+    for look in plausible:
+        if look.candidate_sha256 not in judged and timed_beside.get(look.candidate_sha256):
+            return look
     best = 0.0
     for group in (
         [look for look in plausible if look.candidate_sha256 in suspects],
@@ -321,6 +332,8 @@ def next_to_judge(
             if wanted == 0 or estimates[look.candidate_sha256] < schedule.worth_judging * best:
                 break
             verdict = judged.get(look.candidate_sha256)
+            if verdict is None and look.candidate_sha256 in timed_beside:
+                continue  # a final has shown that it is not faster
             if verdict is None:
                 return look
             if verdict.accepted:
@@ -329,6 +342,11 @@ def next_to_judge(
                 reached = verdict.speedup_high if verdict.is_improvement else verdict.speedup
                 best = max(best, reached or 0.0)
     return None
+
+
+def is_faster_than(sha256: str, judged: Mapping[str, Evaluation]) -> bool:
+    """True where a candidate that was timed beside another in a final is certainly faster than that one."""
+    return any(found.accepted and sha256 in found.versus and found.versus[sha256][2] < 1.0 for found in judged.values())
 
 
 def is_top_ranked(
@@ -374,10 +392,25 @@ def next_to_confirm(
 
 
 def confirmed_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """The confirmed improvement with the highest lower end, each candidate by its last confirmation."""
+    """The confirmed improvement with the highest lower end, each candidate by its last confirmation.
+
+    One that was slower than another of them in the same processes comes after all others.
+    """
     confirmed = {found.candidate_sha256: found for found in evaluations if found.confirms}
     held = [found for found in confirmed.values() if found.is_improvement]
-    return max(held, key=lambda found: found.speedup_low or 0.0, default=None)
+    names = {name for found in held for name in (found.candidate_sha256, stock_of(found))}
+
+    def rank(found: Evaluation) -> tuple[bool, float]:
+        own = (found.candidate_sha256, stock_of(found))
+        slower = any(ratio[0] < 1.0 for name, ratio in found.versus.items() if name in names and name not in own)
+        return not slower, found.speedup_low or 0.0
+
+    return max(held, key=rank, default=None)
+
+
+def stock_of(found: Evaluation | Candidate) -> str | None:
+    """Name of the stock configuration that a candidate is; None for code of its own."""
+    return STOCK.get(found.techniques[0]) if found.policy == OWN_POLICY and len(found.techniques) == 1 else None
 
 
 def is_composed(evaluation: Evaluation) -> bool:
@@ -423,8 +456,6 @@ class TaskRecords:
     """Verdicts that do not confirm, by the candidate's hash."""
     confirmed: dict[str, Evaluation] = field(default_factory=dict)
     baselines: list[Evaluation] = field(default_factory=list)
-    has_baselines: bool = False
-    """True once its baselines were measured, or could not be."""
     looked_at: int = 0
     """Budget of the latest round of screening that ended."""
     before: float = 1.0
@@ -451,7 +482,6 @@ class TaskRecords:
             self.screened.append(record)
         elif record.policy == BASELINE_POLICY:
             self.baselines.append(record)
-            self.has_baselines = True
         else:
             self.own.append(record)
             if not is_composed(record):
@@ -461,8 +491,8 @@ class TaskRecords:
 
     @property
     def verdicts(self) -> dict[str, Evaluation]:
-        """First verdicts by the candidate's hash, those that stand included."""
-        return {**self.confirmed, **self.judged}
+        """Verdicts by the candidate's hash, of a final where there was one."""
+        return {**self.judged, **self.confirmed}
 
     @property
     def history(self) -> tuple[Evaluation, ...]:
@@ -537,7 +567,10 @@ class TaskRecords:
     def needs_fallback(self) -> bool:
         """True where the best baseline is faster than the winner, or there is none: nobody should get less than it gives."""
         best, winner = self.best_baseline, self.winner
-        return best is not None and (winner is None or (winner.speedup or 0.0) < best[1])
+        if best is None or winner is None:
+            return best is not None
+        ratio = winner.versus.get(best[0]) or [(winner.speedup or 0.0) / best[1]]
+        return ratio[0] < self.schedule.level and stock_of(winner) != best[0]
 
     @cached_property
     def _pending(self) -> dict[int, Candidate | None]:
@@ -556,16 +589,33 @@ class TaskRecords:
         winner = next_to_confirm(self.judged, self.confirmed, self.schedule)
         return None if winner is None else winner.candidate()
 
-    def measure(self, candidate: Candidate, *, limited: bool = False) -> MeasurementPlan:
-        """The measurement of a pending candidate: in full where it may be the last of it, else the first of two.
+    def finalists(self, candidate: Candidate, count: int) -> tuple[Candidate, ...]:
+        """Other candidates to time in a candidate's final, so that there are so many at most: those that are about as fast.
+
+        The judge has accepted them, or they are this package's own and not judged yet.
+        """
+        known = steady(self.screened) | {name: found.speedup or 0.0 for name, found in self.verdicts.items()}
+        looks = [look for look in self.screened if look.source and look.policy == OWN_POLICY]
+        able = {look.candidate_sha256: look.candidate() for look in looks if look.candidate_sha256 in known}
+        able |= {name: found.candidate() for name, found in self.verdicts.items()}
+        least = max(1.0, self.schedule.finalist * known.get(candidate.sha256, 0.0))
+        near = [name for name in able if known[name] > least and name != candidate.sha256]
+        return tuple(able[name] for name in sorted(near, key=lambda name: -known[name])[: count - 1])
+
+    def measure(self, candidate: Candidate, count: int = JUDGED, *, limited: bool = False) -> MeasurementPlan:
+        """The measurement of a pending candidate: its final where it may be the last of it, else the first of two.
 
         With a limit of time a clear gain need not have all process triples: each takes the driver a second.
         """
         is_repeated = candidate.sha256 in self.judged
-        may_stand = not is_repeated and is_top_ranked(candidate.sha256, self.screened, self.judged, self.schedule)
+        may_stand = not is_repeated and (
+            is_top_ranked(candidate.sha256, self.screened, self.judged, self.schedule)
+            or is_faster_than(candidate.sha256, self.verdicts)
+        )
         if not (is_repeated or may_stand):
-            return MeasurementPlan(candidate, Effort.FIRST_OF_TWO, is_paired=False)
-        return MeasurementPlan(candidate, Effort.EARLY if limited and may_stand else Effort.FULL, is_repeated, may_stand)
+            return MeasurementPlan(candidate, Effort.FIRST_OF_TWO, is_final=False)
+        effort = Effort.EARLY if limited and may_stand else Effort.FULL
+        return MeasurementPlan(candidate, effort, is_repeated, may_stand, beside=self.finalists(candidate, count))
 
     def settle(self) -> MeasurementPlan | None:
         """A second measurement of the near miss, which alone decides; None where there is none to settle.
@@ -639,15 +689,12 @@ class TaskRecords:
         return tunes, limit, -self.headroom, -len(source)
 
     @property
-    def judging_turn(self) -> tuple[bool, bool, float]:
-        """Tasks without a winner first, then the most promising.
-
-        Once its baselines are measured, the best of them can be timed in the winner's processes. What settles a near miss
-        takes as long as several candidates.
-        """
+    def judging_turn(self) -> tuple[bool, float]:
+        """Tasks without a winner first, then the most promising. What settles a near miss takes as long as several
+        candidates."""
         settles = self.near_miss_to_settle is not None
         worth = self.gain_per_second / (self.schedule.settling_cost if settles else 1.0)
-        return self.winner is not None, not self.has_baselines, -worth
+        return self.winner is not None, -worth
 
     @property
     def baselines_turn(self) -> tuple[bool, float]:

@@ -9,20 +9,18 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kernelwright.records.improvement import NEAR_MISS_LOW, clears_noise_floor, processes_to_settle
 from kernelwright.records.lines import encodable, sha256_of
 from kernelwright.records.reasons import Label, Reason
 
+BASELINE_POLICY = "baseline"
+"""Policy of the records of stock baselines."""
+
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
-
-
-def _stored_as(name: str, default: Any) -> Any:
-    """A field that records on disk have under another name, which predates the attribute's."""
-    return Field(default=default, validation_alias=name, serialization_alias=name)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Verdict(StrEnum):
@@ -87,6 +85,11 @@ class Candidate(_Record):
     def __hash__(self) -> int:
         return hash((self.source, self.policy, self.parent))
 
+    @property
+    def name_beside(self) -> str:
+        """Name in the record of another candidate that it is timed beside: a baseline's own, else its hash."""
+        return "-".join(self.techniques) if self.policy == BASELINE_POLICY else self.sha256
+
     @property  # cached, it would go along into a copy with another source
     def sha256(self) -> str:
         """Identity: the hash of the source."""
@@ -123,8 +126,8 @@ class TimingBlock(_Record):
     """A second process of the reference, for the A/A noise floor."""
     claimed_us: tuple[float, ...] = ()
     """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
-    paired_baseline_us: tuple[float, ...] = _stored_as("rival_us", ())
-    """Latency of the paired baseline, by its own clock; empty without one."""
+    beside_us: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Latencies of what was timed beside the candidate, by name (`Candidate.name_beside`) and by its own clock."""
 
 
 class TimingSeries(_Record):
@@ -183,13 +186,8 @@ class Evaluation(_Record):
     reference_us: float | None = None
     candidate_us: float | None = None
     """Median latency over all calls."""
-    paired_baseline: str | None = _stored_as("rival", None)
-    """Name of the stock baseline that was timed in the same process triples; None without one."""
-    vs_paired_baseline: float | None = _stored_as("vs_rival", None)
-    """Latency of that baseline / candidate latency, paired."""
-    vs_paired_baseline_low: float | None = _stored_as("vs_rival_low", None)
-    """Lower end of its 95 % interval."""
-    vs_paired_baseline_high: float | None = _stored_as("vs_rival_high", None)
+    versus: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
+    """Latency of each that was timed beside the candidate / candidate latency, paired, and the ends of its 95 % interval."""
     labels: tuple[Label, ...] = ()
     device: str = "cpu"
     policy: str = "file"
@@ -212,6 +210,20 @@ class Evaluation(_Record):
     started: str = ""
     """UTC, ISO 8601."""
     elapsed_s: float = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_rival(cls, record: Any) -> Any:
+        """Read a record of before 2026-11-29, which had one baseline beside the candidate, its `rival`."""
+        if not isinstance(record, dict) or "rival" not in record:
+            return record
+        record = dict(record)
+        name, *ratio = (record.pop(key, None) for key in ("rival", "vs_rival", "vs_rival_low", "vs_rival_high"))
+        record["blocks"] = blocks = [dict(block) for block in record.get("blocks", ())]
+        for block in blocks:
+            rival_us = block.pop("rival_us", ())
+            block["beside_us"] = {name: rival_us} if name else {}
+        return record | ({"versus": {name: ratio}} if name else {})
 
     @property
     def accepted(self) -> bool:

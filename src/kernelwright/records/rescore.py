@@ -18,10 +18,7 @@ from kernelwright.records.tables import ENTRIES, BenchEntry, table_json, task_re
 TOLERANCE = 1e-6
 """Relative difference that other versions of numpy and libm may make; our choice."""
 CONFIRMATIONS = "confirmations.jsonl"
-_NUMBERS = {
-    name: name for name in ("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us")
-} | {f"vs_rival{end}": f"vs_paired_baseline{end}" for end in ("", "_low", "_high")}
-"""Attributes of an evaluation by their names on disk."""
+_NUMBERS = ("speedup", "speedup_low", "speedup_high", "noise_floor", "reference_us", "candidate_us")
 _FIRST_SCORED = "2026-11-23"
 _CONFIRMED = ("speedup", "low", "high", "noise_floor", "is_improvement")
 _OLD_NAMES = {"is_gain": "is_improvement"}
@@ -100,7 +97,7 @@ def rescore(run: RunDirectory) -> Rescore:
 
 
 def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
-    recorded: dict[str, Any] = {name: getattr(evaluation, attribute) for name, attribute in _NUMBERS.items()}
+    recorded: dict[str, Any] = {name: getattr(evaluation, name) for name in _NUMBERS}
     if not evaluation.blocks and evaluation.scoring is None and not any(value is not None for value in recorded.values()):
         return  # rejected, or never timed: there is no number
     if not evaluation.accepted:
@@ -115,6 +112,9 @@ def _evaluation(result: Rescore, where: str, evaluation: Evaluation) -> None:
         result.differences.append(Difference(where, "speedup", evaluation.speedup, f"cannot be computed: {error}"))
         return
     computed: dict[str, Any] = dict(found.numbers)
+    recorded |= {f"versus {name}": ratio for name, ratio in evaluation.versus.items()}
+    computed |= {f"versus {name}": ratio for name, ratio in computed.pop("versus").items()}
+    computed |= {name: None for name in recorded if name not in computed}
     computed["is_improvement"] = evaluation.accepted and clears_noise_floor(found.speedup.low, found.noise_floor)
     recorded["is_improvement"] = evaluation.is_improvement
     result.compare(where, recorded, computed)

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval, noise_floor, ratio_interval, t_quantile, upper_bound
-from kernelwright.records.models import Scoring, TimingBlock, TimingSeries
+from kernelwright.records.models import Candidate, Evaluation, Scoring, TimingBlock, TimingSeries, Verdict
+from kernelwright.records.reasons import Reason
 
 _SERIES_SHARE = 0.9
 """A single call takes at least this share of a call in a series; our choice."""
 _LEAST_SHARE = 0.01
 """Share of the reference's latency that a clock's noise may leave of a fast candidate's; our choice."""
+_PRECISIONS = {"strict_fp32", "tf32_products"}
 _HIDDEN_CONFIDENCE = 0.99
 """Confidence of Student's bound of hidden time: who hides time tries often. Our choice."""
 
@@ -42,13 +44,12 @@ class Score:
     """Timed calls, the candidate's charged."""
     series: tuple[TimingSeries, ...]
     scoring: Scoring
-    vs_paired_baseline: Interval | None = None
-    """Latency of the paired baseline / the candidate's; None where none was timed in every block."""
+    versus: dict[str, Interval] = field(default_factory=dict)
+    """Latency of each that was timed beside the candidate / the candidate's."""
 
     @property
-    def numbers(self) -> dict[str, float | None]:
+    def numbers(self) -> dict[str, Any]:
         """The numbers under their names in an evaluation."""
-        paired = self.vs_paired_baseline
         return {
             "speedup": self.speedup.estimate,
             "speedup_low": self.speedup.low,
@@ -56,9 +57,7 @@ class Score:
             "noise_floor": self.noise_floor,
             "reference_us": self.reference_us,
             "candidate_us": self.candidate_us,
-            "vs_rival": paired.estimate if paired else None,
-            "vs_rival_low": paired.low if paired else None,
-            "vs_rival_high": paired.high if paired else None,
+            "versus": {name: astuple(ratio) for name, ratio in self.versus.items()},
         }
 
     @property
@@ -102,14 +101,15 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
     candidate_us = median(value for block in charged for value in block.candidate_us)
     nulls = log_ratios(charged, null=True) if any(block.null_us for block in charged) else []
     speedup, floor = score_ratios(log_ratios(charged), nulls, scoring.miss_probability)
-    claimed, vs_paired_baseline = speedup, None
+    claimed, versus = speedup, dict[str, Interval]()
     if charges:
         alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
         hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
         speedup = confirmed(speedup, ratio_interval(alone, miss_probability=scoring.miss_probability), hidden_share)
-    if all(block.paired_baseline_us for block in charged):
-        vs_paired_baseline = ratio_interval(log_ratios(charged, paired=True), miss_probability=scoring.miss_probability)
-        vs_paired_baseline = lowered_alike(vs_paired_baseline, claimed, speedup)
+    for name in dict.fromkeys(name for block in charged for name in block.beside_us):
+        ratios = log_ratios([block for block in charged if name in block.beside_us], beside=name)
+        ratio = ratio_interval(ratios, miss_probability=scoring.miss_probability)
+        versus[name] = lowered_alike(ratio, claimed, speedup)
     return Score(
         speedup=speedup,
         noise_floor=floor,
@@ -118,7 +118,31 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
         blocks=charged,
         series=tuple(series),
         scoring=scoring,
-        vs_paired_baseline=vs_paired_baseline,
+        versus=versus,
+    )
+
+
+def beside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
+    """The record, over eager, of a stock configuration that was timed beside a candidate; None where it was not measured."""
+    name = baseline.name_beside
+    sides = [block for block in found.blocks if name in block.beside_us]
+    failed = found.checks.get("beside", {}).get(name)
+    if failed is not None and failed["reason"] != Reason.OUT_OF_MEMORY:
+        outcome = {"verdict": Verdict.REJECTED, "reason": failed["reason"], "detail": failed["detail"]}
+    elif sides and found.scoring is not None:
+        timed = [
+            block.model_copy(update={"candidate_us": block.beside_us[name], "claimed_us": (), "beside_us": {}})
+            for block in sides
+        ]
+        outcome = {"verdict": Verdict.ACCEPTED, **score(timed, (), found.scoring).recorded}
+    else:
+        return None
+    return Evaluation(
+        **found.model_dump(include={"task", "task_sha256", "contract", "device", "started"}),
+        **baseline.model_dump(include={"policy", "techniques", "source"}),
+        candidate_sha256=baseline.sha256,
+        checks={"beside": found.candidate_sha256} | {key: found.checks[key] for key in _PRECISIONS & found.checks.keys()},
+        **outcome,
     )
 
 
@@ -163,15 +187,15 @@ def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
     )
 
 
-def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, paired: bool = False) -> list[list[float]]:
+def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, beside: str | None = None) -> list[list[float]]:
     """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
 
-    `null` takes the second reference in the candidate's place, `paired` the paired baseline in the reference's.
+    `null` takes the second reference in the candidate's place, `beside` what has that name in the reference's.
     """
     processes: dict[int, list[float]] = {}
     for block in blocks:
         base, other = (
-            block.paired_baseline_us if paired else block.reference_us,
+            block.reference_us if beside is None else block.beside_us[beside],
             block.null_us if null else block.candidate_us,
         )
         processes.setdefault(block.process, []).extend(
@@ -197,7 +221,7 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
 
 
 def lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
-    """A candidate's ratio to its paired baseline, lowered as the outer clock lowered its claim over eager."""
+    """A candidate's ratio to what was timed beside it, lowered as the outer clock lowered its claim over eager."""
     estimate = ratio.estimate * final.estimate / claimed.estimate
     low, high = ratio.low * final.low / claimed.low, ratio.high * min(1.0, final.high / claimed.high)
     return Interval(estimate, min(low, estimate), max(high, estimate))

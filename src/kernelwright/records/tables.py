@@ -21,17 +21,16 @@ import numpy as np
 from kernelwright.errors import UsageError
 from kernelwright.records import Contract, Evaluation, Label, Reason, RunDirectory, Verdict
 from kernelwright.records.decisions import (
-    BASELINE_POLICY,
     CUT_SHORT,
     JUDGED,
     OVERWRITING,
-    STOCK,
     BaselineComparison,
     TaskRecords,
     TaskStatus,
     ranked,
+    stock_of,
 )
-from kernelwright.records.models import Precision
+from kernelwright.records.models import BASELINE_POLICY, Precision
 from kernelwright.records.screened import Screened
 
 REFERENCE = "eager"
@@ -121,10 +120,7 @@ class TaskResult:
         The two are one program, measured twice, and may still differ: cuDNN's search found an algorithm of half the speed
         when other processes held the GPU's memory (results/kernelbench-h200, level 1, 66).
         """
-        found = self.evaluation
-        if found is None or found.policy != "builtin" or len(found.techniques) != 1:
-            return None
-        name = STOCK.get(found.techniques[0])
+        name = None if self.evaluation is None else stock_of(self.evaluation)
         return name if name in self.latencies_us else None
 
     def runs(self, baseline: str) -> bool:
@@ -144,13 +140,13 @@ class TaskResult:
 
     def _paired(self, baseline: str) -> tuple[float, float, float] | None:
         """Speedup against a baseline and its interval, from the candidate's own process triples; None where it was not timed
-        there."""
+        there. The interval over the best begins where the lowest over any does: which one is the best was measured too."""
         found = self.evaluation
-        if found is None or found.paired_baseline is None or found.paired_baseline != self._named(baseline):
-            return None
-        if found.vs_paired_baseline is None or found.vs_paired_baseline_low is None or found.vs_paired_baseline_high is None:
-            return None
-        return found.vs_paired_baseline, found.vs_paired_baseline_low, found.vs_paired_baseline_high
+        ratio = None if found is None else found.versus.get(self._named(baseline))
+        if found is None or ratio is None or baseline != BEST:
+            return ratio
+        able = found.versus.keys() & self.latencies_us.keys() - self.never_best
+        return ratio[0], min((found.versus[name][1] for name in able), default=ratio[1]), ratio[2]
 
     def speedup(self, baseline: str = REFERENCE) -> float | None:
         """The candidate's speedup against a baseline; None when unsolved, untimed or without that baseline.

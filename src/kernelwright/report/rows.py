@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from kernelwright.records import Evaluation
-from kernelwright.records.decisions import BASELINE_POLICY, TaskStatus
+from kernelwright.records.decisions import TaskStatus
+from kernelwright.records.models import BASELINE_POLICY
 from kernelwright.records.screened import Screened
 from kernelwright.report import charts
 from kernelwright.report.tables import with_interval

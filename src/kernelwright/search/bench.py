@@ -23,8 +23,8 @@ from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Baselines, Evaluate, Executor
 from kernelwright.judge import Settings, devices_of
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
-from kernelwright.records.decisions import BASELINE_POLICY, TaskRecords
-from kernelwright.records.models import Precision
+from kernelwright.records.decisions import TaskRecords
+from kernelwright.records.models import BASELINE_POLICY, Precision
 from kernelwright.records.tables import (
     ENTRIES,
     BenchEntry,
@@ -155,12 +155,14 @@ def state_of(
     file_records(tasks, run)
     failed = {name.rpartition(" ")[0] for name in run.read_json("errors.json") or {}}
     given = []
+    for task in tasks:
+        task.stock = baselines_of(task.task, baselines)
+        task.baselines = pending_baselines(task, plan.settings)
     for settings in precisions:
         for entry, task in zip(suite.entries, tasks, strict=True):
             if entry.candidate is not None and Unrecorded(task.records.own, settings)(entry.candidate):
-                given.append(WorkStep(task, Evaluate(entry.task, entry.candidate, settings)))
-    for task in tasks:
-        task.baselines = pending_baselines(task, baselines, plan.settings)
+                beside = task.stock if settings is plan.settings else ()
+                given.append(WorkStep(task, Evaluate(entry.task, entry.candidate, settings, beside)))
     in_turn = sorted(tasks, key=lambda task: task.task.id in failed)
     return SearchState(plan, in_turn, sorted(given, key=lambda step: step.task.task.id in failed))
 
@@ -262,10 +264,9 @@ def baselines_of(task: Task, names: Sequence[str]) -> tuple[Candidate, ...]:
     return tuple(baseline_of(task, name) for name in names if name != "eager")
 
 
-def pending_baselines(state: TaskState, names: Sequence[str], settings: Settings) -> tuple[Candidate, ...]:
+def pending_baselines(state: TaskState, settings: Settings) -> tuple[Candidate, ...]:
     """Baselines of a task, all where one has no record yet: they are compared with the same calls of eager."""
-    wanted = baselines_of(state.task, names)
-    return wanted if any(map(Unrecorded(state.records.baselines, settings), wanted)) else ()
+    return state.stock if any(map(Unrecorded(state.records.baselines, settings), state.stock)) else ()
 
 
 class Unrecorded:

@@ -19,7 +19,6 @@ from kernelwright.execution.work import Baselines, Evaluate, Executor, Progress,
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
 from kernelwright.records.decisions import (
-    BASELINE_POLICY,
     JUDGED,
     OWN_POLICY,
     SCHEDULE,
@@ -32,9 +31,12 @@ from kernelwright.records.decisions import (
     judging_bytes,
     next_to_judge,
     ranked,
+    stock_of,
 )
 from kernelwright.records.improvement import AUDITS_MAX
+from kernelwright.records.models import BASELINE_POLICY
 from kernelwright.records.policy import Look, Policy
+from kernelwright.records.scoring import beside_record
 from kernelwright.records.screened import Compiles, Screened
 from kernelwright.rewrites.wrappers import baseline_source
 
@@ -120,8 +122,10 @@ class TaskState:
     records: TaskRecords = field(default_factory=TaskRecords)
     look: Look | None = None
     """Look at its proposals: `screened`, of which the judge takes the best few, or `judged`, one by one; None without."""
+    stock: tuple[Candidate, ...] = ()
+    """Stock configurations that finals time beside the candidate."""
     baselines: tuple[Candidate, ...] = ()
-    """Baselines to measure together."""
+    """Those that no final has measured yet."""
     proposed: list[Candidate] = field(default_factory=list)
     """Proposals that the judge takes one by one, and has not begun."""
     has_proposed_all: bool = False
@@ -152,17 +156,6 @@ class TaskState:
         """Proposals that were looked at."""
         looks = {look.candidate_sha256 for look in self.records.screened}
         return len(looks | {found.candidate_sha256 for found in self.history})
-
-    @property
-    def memory_bytes(self) -> int:
-        """GPU memory that the judge may take for it."""
-        return judging_bytes(self.records.screened)
-
-    def paired_baseline(self) -> Candidate | None:
-        """The fastest measured baseline, to time in a candidate's processes: ratios of numbers from different minutes are
-        loose."""
-        best = self.records.best_baseline
-        return None if best is None else baseline_of(self.task, best[0])
 
     @property
     def fallback(self) -> Candidate | None:
@@ -338,7 +331,7 @@ def _next_judgement(state: SearchState) -> WorkStep | None:
     if (task := open_task(state)) is not None:
         if task.proposed:
             first = task.proposed[0]
-            return WorkStep(task, Evaluate(task.task, first, state.plan.settings), MeasurementPlan(first, is_paired=False))
+            return WorkStep(task, Evaluate(task.task, first, state.plan.settings), MeasurementPlan(first, is_final=False))
         if not task.has_proposed_all or task.runs(Evaluate):
             return None
     if not state.judging_begins:
@@ -362,12 +355,15 @@ def _next_judgement(state: SearchState) -> WorkStep | None:
 
 def judgement(task: TaskState, plan: MeasurementPlan, state: SearchState) -> WorkStep:
     """The step that carries out a measurement."""
+    stock = task.stock if plan.is_final else ()
+    names = {one.name_beside for one in stock}
+    beside = (*stock, *(other for other in plan.beside if stock_of(other) not in names))
     work = Evaluate(
         task.task,
         plan.candidate,
         settings=settings_for(plan, state.plan.settings, state.plan.schedule),
-        paired_baseline=task.paired_baseline if plan.is_paired else None,
-        memory_bytes=task.memory_bytes,
+        beside=beside,
+        memory_bytes=judging_bytes(task.records.screened, len(beside)),
     )
     return WorkStep(task, work, plan)
 
@@ -378,17 +374,18 @@ def plan_for(task: TaskState, state: SearchState) -> MeasurementPlan | None:
     records, count = task.records, state.plan.judged
     if task.runs(Screen):
         look = next_to_judge(records.screened, records.verdicts, count, state.plan.schedule)
-        return None if look is None else records.measure(look.candidate(), limited=state.plan.is_limited)
+        return None if look is None else records.measure(look.candidate(), count, limited=state.plan.is_limited)
     if (candidate := records.pending(count)) is not None:
-        return records.measure(candidate, limited=state.plan.is_limited)
+        return records.measure(candidate, count, limited=state.plan.is_limited)
     if (fallback := task.fallback) is not None:
-        return MeasurementPlan(fallback, may_stand=True, is_paired=False)
+        winner = () if records.winner is None else (records.winner.candidate(),)
+        return MeasurementPlan(fallback, may_stand=True, is_final=False, beside=winner)
     if task.baselines or task.runs(Baselines):
         return None
     if (settling := records.settle()) is not None:
         return settling
     if task.composition is not None:
-        return MeasurementPlan(task.composition, is_paired=False)
+        return MeasurementPlan(task.composition, is_final=False)
     return records.composed_again if state.plan.composer is not None else None
 
 
@@ -421,9 +418,9 @@ def _waits_for_autotuners(task: TaskState) -> bool:
 
 
 def _next_baselines(state: SearchState) -> WorkStep | None:
-    """The baselines of winners first, which count for nothing without them, then those of tasks that the judge takes next.
+    """The baselines of a task that no final has measured, once none will: of winners first.
 
-    On a processor they wait for the candidates: there judges that run at the same time only wait.
+    On a processor they wait for all candidates: there judges that run at the same time only wait.
     """
     if state.free.get(Baselines, 0) <= 0:
         return None
@@ -433,14 +430,24 @@ def _next_baselines(state: SearchState) -> WorkStep | None:
         others = any(task.runs(Evaluate) or task.runs(Screen) for task in state.tasks)
         if not state.plan.is_on_gpu and (others or not state.is_screening_over or open_task(state) is not None):
             return None
-    pending = [task for task in state.tasks if task.baselines and not task.runs(Baselines)]
+    pending = [task for task in state.tasks if task.baselines and not task.runs(Baselines) and _has_no_final(task, state)]
     searched = any(task.look for task in pending)
     task = (
         min(pending, key=lambda task: task.records.baselines_turn, default=None) if searched else next(iter(pending), None)
     )
     if task is None or (task.records.winner is None and state.makes_room):
         return None
-    return WorkStep(task, Baselines(task.task, task.baselines, state.plan.settings, task.memory_bytes))
+    memory_bytes = judging_bytes(task.records.screened)
+    return WorkStep(task, Baselines(task.task, task.baselines, state.plan.settings, memory_bytes))
+
+
+def _has_no_final(task: TaskState, state: SearchState) -> bool:
+    """True where no measurement is at work or to come that would time a task's baselines."""
+    if task.runs(Evaluate) or any(step.task is task for step in state.given):
+        return False
+    if task.look == "judged" and (task.proposed or not task.has_proposed_all):
+        return task.is_failed
+    return task.look is None or task.is_failed or state.is_settled(task)
 
 
 # --- the loop ----------------------------------------------------------------------------------------------------------
@@ -641,6 +648,7 @@ class Engine:
         task, plan = step.task, step.plan
         if plan is None:
             self._keep(task, CANDIDATE, found)
+            self._take_beside(step, found)
             return
         if plan.candidate is task.composition:
             task.composition = None
@@ -648,6 +656,7 @@ class Engine:
         if not (plan.is_repeated or is_composed(found)):
             task.history.append(found)
         self._keep(task, SEARCH, found, plan)
+        self._take_beside(step, found)
         if is_composed(found):
             if not plan.is_repeated and not found.is_improvement:
                 self._log(task, f"with tuned kernels: {found.reason or 'no improvement'}; the winner stays as it was")
@@ -657,13 +666,21 @@ class Engine:
             name = ", ".join(found.techniques) or found.policy
             self._log(task, f"the improvement of {name} did not hold when measured again", lasting=True)
 
+    def _take_beside(self, step: WorkStep, found: Evaluation) -> None:
+        """Keep a record of each stock configuration that was timed beside a candidate."""
+        assert isinstance(step.work, Evaluate)
+        for other in step.work.beside:
+            if other.policy == BASELINE_POLICY and (record := beside_record(found, other)) is not None:
+                self._keep(step.task, other.techniques[0], record)
+        known = {record.techniques for record in step.task.records.baselines}
+        step.task.baselines = tuple(one for one in step.task.baselines if one.techniques not in known)
+
     def _take_error(self, step: WorkStep, error: KernelwrightError) -> None:
         task, work = step.task, step.work
         if step.is_cancelled:
             self._stop_screening(task)
             return
         if isinstance(work, Baselines):
-            task.records.has_baselines = True
             if self.state.plan.raises:
                 self._log(task, f"baselines could not be measured: {error}", lasting=True)
                 return

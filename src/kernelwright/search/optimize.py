@@ -22,7 +22,7 @@ from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import comparison_of
 from kernelwright.report.page import write_report
-from kernelwright.search.bench import chosen_baselines, pending_baselines
+from kernelwright.search.bench import baselines_of, chosen_baselines, pending_baselines
 from kernelwright.search.engine import Composer, Engine, EngineEvent, SearchPlan, SearchState, TaskState, file_records
 from kernelwright.search.then_sass import needs_gpu
 
@@ -150,7 +150,8 @@ def optimize(
     # Without times there is nothing to choose the best few by.
     state = TaskState(task, look="screened" if look_of(policy) == "screened" and settings.timed else "judged")
     file_records([state], run)
-    state.baselines = pending_baselines(state, wanted, settings)
+    state.stock = baselines_of(task, wanted)
+    state.baselines = pending_baselines(state, settings)
     plan = SearchPlan(
         settings=settings,
         device=where,

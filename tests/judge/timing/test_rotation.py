@@ -11,9 +11,11 @@ import torch
 
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
+from kernelwright.judge.check.compare import LEGAL_ERRORS
 from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.timing import rotation
-from kernelwright.judge.timing.rotation import LEGAL_ERRORS, TOLERANCE, Rotated, RotatedCalls, rotate
+from kernelwright.judge.timing.answers import TOLERANCE, LooseAnswers
+from kernelwright.judge.timing.rotation import Rotated, rotate
 from kernelwright.records import Candidate, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.scoring import score
 from tests.judge.snippets import RELU, baseline, candidate, task
@@ -281,7 +283,7 @@ def explained(outputs, tf32=None, settings=SETTINGS):
     )
     facts = SimpleNamespace(oracle=oracle)
     trial = SimpleNamespace(state={}, facts=facts, settings=settings, lets_cudnn_use_tf32=tf32 is not None)
-    return RotatedCalls._explained(SimpleNamespace(_trial=trial), [], SimpleNamespace(outputs=outputs))
+    return LooseAnswers._explained(SimpleNamespace(_trial=trial), [], SimpleNamespace(outputs=outputs))
 
 
 def test_a_baseline_may_be_as_far_as_several_times_eagers_own_rounding():

@@ -22,7 +22,7 @@ from kernelwright.judge.timing import clocks, triple
 from kernelwright.judge.timing import pairs as timing
 from kernelwright.judge.timing.clocks import CacheFlush, last_level_cache_bytes
 from kernelwright.judge.timing.pairs import PairedTiming
-from kernelwright.judge.timing.triple import PAIRED_BASELINE, SIDES, ProcessTriple
+from kernelwright.judge.timing.triple import SIDES, ProcessTriple
 from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSeries, scoring
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
 from kernelwright.records.scoring import Charge, log_ratios
@@ -56,6 +56,8 @@ class FakeTrial:
         self.redraws = self.has_buffers = False
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
+        self.beside = {}
+        self.is_left_out = set().__contains__
 
     def drawing(self):
         drawn = self.draw()
@@ -121,7 +123,7 @@ def test_a_side_that_does_not_start_closes_the_others(error):
         return SimpleNamespace(close=lambda: closed.append(role))
 
     with pytest.raises(type(error)) as caught:
-        timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial()))
+        timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), beside={}))
     assert caught.value is error
     assert closed == ["reference", "reference"]
 
@@ -132,7 +134,7 @@ def test_where_reference_and_candidate_do_not_start_the_candidate_is_not_to_blam
 
     for _ in range(4):
         with pytest.raises(TaskError):
-            timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial()))
+            timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), beside={}))
 
 
 def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
@@ -144,7 +146,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     gate = contextlib.nullcontext
     trial = SimpleNamespace(
         core=None,
-        has_paired_baseline=False,
+        beside={},
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
         findings=CheckFindings(Demands()),
@@ -171,9 +173,9 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     timed.triple(1, {}, against_truth=False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
-    trial.has_paired_baseline = True
-    timed.triple(1, {}, against_truth=False)
-    assert sorted(started[4:]) == ["candidate", "reference", "reference", "rival"]
+    trial.beside, trial.is_left_out = dict.fromkeys(["compile", "cudnn"]), lambda name: name == "cudnn"
+    PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(1, {}, against_truth=False)
+    assert sorted(started[4:]) == ["candidate", "compile", "reference", "reference"]
     assert closed == ["fresh"] * 8
 
 
@@ -182,7 +184,7 @@ def test_of_large_outputs_only_the_candidates_are_kept_and_never_the_last_before
     for large, kept in ((False, list(SIDES)), (True, ["candidate"])):
         trial.shapes.is_large = large
         run = run_of(trial)
-        assert [name for name in (*SIDES, PAIRED_BASELINE) if run.keeps_outputs(name)] == kept
+        assert [name for name in (*SIDES, "compile") if run.keeps_outputs(name)] == kept
     last = trial.settings.warmup_calls - 1
     assert last > 0
     assert {run_of(trial).hold_at for _ in range(100)} == set(range(last))
@@ -230,7 +232,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 
         given = dict.fromkeys(SIDES[:2], SimpleNamespace(close=lambda: None))
         findings, settings = CheckFindings(Demands()), Settings.quick()
-        trial = SimpleNamespace(core=None, gate=gate, has_paired_baseline=False, findings=findings, settings=settings)
+        trial = SimpleNamespace(core=None, gate=gate, beside={}, findings=findings, settings=settings)
         trial.start, trial.facts = lambda role: SimpleNamespace(close=lambda: None), FakeTrial()
         PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(0, given, against_truth=False)
         return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
@@ -291,10 +293,9 @@ def test_a_candidate_may_take_for_odd_inputs_what_the_reference_took():
     assert (sides["reference"].told_us, sides["candidate"].told_us) == ([0.0], [7e6])
 
 
-def test_a_paired_baseline_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
+def test_what_is_beside_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
     run, trial, sides = odd_run()
-    sides["rival"] = OddSide()
-    trial.has_paired_baseline = True
+    sides["compile"] = OddSide()
     run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
     assert [len(side.asked) for side in sides.values()] == [1, 1, 1, 0]
 
@@ -303,7 +304,6 @@ def test_a_paired_baseline_is_asked_no_odd_inputs_for_which_it_would_compile_ane
 def test_what_compiles_does_so_for_other_layouts_before_it_has_the_device_alone(first_call_s, asked):
     """Alone it has five seconds for a call, and torch.compile takes longer for another layout of a large network."""
     run, trial, sides = odd_run()
-    trial.has_paired_baseline = False
     sides["candidate"].outer_us = first_call_s * 1e6
     trial.check_form = lambda *given: None
     elsewhere = InputSet("elsewhere", lambda x, g: x.clone(), "", layout=True)
@@ -334,11 +334,13 @@ def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_
         torch.OutOfMemoryError("full"),
     ],
 )
-def test_a_paired_baseline_that_fails_is_left_out_and_any_other_side_raises(failure):
-    trial = SimpleNamespace(findings=SimpleNamespace(checks={}))
+def test_what_fails_beside_the_candidate_is_left_out_and_any_other_side_raises(failure):
+    left_out = {}
+    trial = SimpleNamespace(beside={"rival": None}, leave_out=lambda name, *why: left_out.update({name: why}))
     with triple.forgiving(trial, "rival"):
         raise failure
-    assert trial.findings.checks == {"rival": f"not timed: {failure}"}
+    reason = getattr(failure, "reason", Reason.OUT_OF_MEMORY)
+    assert left_out == {"rival": (reason, getattr(failure, "detail", str(failure)))}
     with pytest.raises(type(failure)), triple.forgiving(trial, "candidate"):
         raise failure
     with pytest.raises(RuntimeError, match="a fault of the judge"), triple.forgiving(trial, "rival"):
@@ -722,14 +724,14 @@ def test_a_first_measurement_ends_when_it_is_certain_that_a_candidate_is_faster(
 
 
 @pytest.mark.parametrize(("rival_us", "processes"), [(90.0, 3), (30.0, 3), (50.5, 9)])
-def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_a_paired_baseline_a_candidate_is(
+def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_the_fastest_beside_it_a_candidate_is(
     rival_us, processes
 ):
     made = one_process(2.0, noise=0.01)
 
     def with_rival(*given):
         triple = made(*given)
-        block = triple.blocks[0].model_copy(update={"paired_baseline_us": (rival_us, rival_us)})
+        block = triple.blocks[0].model_copy(update={"beside_us": {"compile": (rival_us, rival_us)}})
         return replace(triple, blocks=(block,))
 
     trial = FakeTrial()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -25,9 +26,10 @@ from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.records import Candidate, Label, Reason
 from kernelwright.records.lines import sha256_of
+from kernelwright.records.models import BASELINE_POLICY
 
-PAIRED_BASELINE = "rival"
-"""Role of a stock baseline that is timed in the same process triples, as records name it."""
+BESIDE = "beside"
+"""Key of the record's checks with why something was not timed beside the candidate, by name."""
 _TF32_CAPABILITY = (8, 0)
 
 
@@ -48,18 +50,21 @@ class Trial:
     """Time that the candidate may take; None does not count it."""
     core: int | None = None
     """Processor core on which calls are timed."""
-    paired_baseline: Candidate | None = None
-    """Trusted wrapper of the task's own module, timed beside the candidate; its failure is no verdict."""
+    beside: Mapping[str, Candidate] = field(default_factory=dict)
+    """Stock configurations and other finalists by name, timed beside the candidate; their failures are no verdict."""
 
     @property
     def reloads_state(self) -> bool:
         """Whether the candidate's state has the reference's names, so that weights can be loaded into both."""
         return Label.STATE_DIFFERS not in self.findings.labels
 
-    @property
-    def has_paired_baseline(self) -> bool:
-        """Whether a paired baseline is to be timed, and has not failed."""
-        return self.paired_baseline is not None and PAIRED_BASELINE not in self.findings.checks
+    def leave_out(self, name: str, reason: Reason, detail: str) -> None:
+        """Note that something is not timed beside the candidate from now on, and why."""
+        self.findings.checks.setdefault(BESIDE, {})[name] = {"reason": reason.value, "detail": detail}
+
+    def is_left_out(self, name: str) -> bool:
+        """Whether something was left out."""
+        return name in self.findings.checks.get(BESIDE, {})
 
     @property
     def state(self) -> State:
@@ -85,9 +90,10 @@ class Trial:
         """
         if role == "candidate":
             return self._start(role, self.candidate.source, "ModelNew")
-        if role == PAIRED_BASELINE and self.paired_baseline is not None:
+        if (other := self.beside.get(role)) is not None:
             apart = CheckFindings(Demands(), self.findings.labels)  # what it lacks is no finding about the candidate
-            return replace(self, findings=apart).start_baseline(self.paired_baseline)
+            trial = replace(self, findings=apart, candidate=other, budget=None)
+            return trial.start_baseline(other) if other.policy == BASELINE_POLICY else trial.start("candidate")
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
 
     def start_baseline(self, baseline: Candidate) -> Side:

@@ -65,6 +65,7 @@ def last_level_cache_bytes(caches: Path = _CACHES) -> int:
     return min(largest, _HOST_MAX_BYTES) if largest else 32 << 20
 
 
+_SIDES = ("reference", "candidate", "null")
 _OWN_SHARE = 0.02
 """Share of the candidate's own latency that may be missing from it: for one that is ten times slower it decides nothing."""
 _HELPERS_SHARE = 0.1
@@ -108,7 +109,7 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
 
     `calls` is the number of calls of a series.
     """
-    reference, candidate, null = (samples[name] for name in ("reference", "candidate", "null"))
+    reference, candidate, null = (samples[name] for name in _SIDES)
     series = TimingSeries(
         process=process,
         calls=calls,
@@ -120,8 +121,11 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
     claimed = [
         TimingBlock(
             process=process,
+            reference_us=_pair(reference, index),
+            candidate_us=_pair(candidate, index),
+            null_us=_pair(null, index),
             claimed_us=_pair(candidate, index),
-            **{f"{name}_us": _pair(side, index) for name, side in samples.items()},
+            beside_us={name: _pair(side, index) for name, side in samples.items() if name not in _SIDES},
         )
         for index in range(len(reference.clocks) // 2)
     ]

@@ -1,7 +1,8 @@
 """Times a candidate against its reference: paired, randomised, in fresh processes, on inputs that nobody has seen.
 
-One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. A paired
-baseline may join them (`triple`). Triples are added until the interval is narrow, or processes or time run out.
+One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. In a final
+the stock configurations and other finalists join them (`triple`); after the first triple only those that are near the
+front. Triples are added until the interval is narrow, or processes or time run out.
 
 Two clocks watch each call. The inner one (CUDA events, or the worker's monotonic clock) excludes the harness but lives
 in the candidate's process; the outer one is the parent's. Time hidden from the inner clock is charged to the candidate,
@@ -14,22 +15,25 @@ import functools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from statistics import median
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.findings import RejectionError
-from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.clocks import CacheFlush, TripleClocks
 from kernelwright.judge.timing.triple import SIDES, ProcessTriple, forgiving
-from kernelwright.records import Label, Reason, Scoring
+from kernelwright.records import Candidate, Label, Reason, Scoring, TimingBlock
+from kernelwright.records.decisions import OVERWRITING
 from kernelwright.records.improvement import clears_noise_floor
 from kernelwright.records.intervals import MISS_PROBABILITY, early_miss_probability
+from kernelwright.records.models import BASELINE_POLICY
 from kernelwright.records.scoring import Score, score
 from kernelwright.seconds import counted
 from kernelwright.tasks.input_sets import InputSet
@@ -46,6 +50,9 @@ minute on two cores; our choice."""
 _FURTHER_SHARE = 0.25
 """Share of the blocks beyond the least number after which input sets of the check are asked. Our choice."""
 _PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
+_NEAR = 1.1
+"""Latency, in multiples of the fastest stock configuration's or, of a finalist, of the candidate's, up to which something is
+timed beside the candidate after the first process triple. Our choice."""
 
 
 class PairedTiming:
@@ -70,6 +77,8 @@ class PairedTiming:
         found = trial.findings.checks.get("sets", {})
         telling = [one for one in check.tolerances if found.get(one.name, {}).get("calibrated")]
         self._odd = OddInputs([*check.tolerances], trial.settings, telling)
+        self._beside = [*trial.beside]
+        """Names of what is timed beside the candidate in the next triple."""
 
     def run(self, checked: Mapping[str, Side] | None = None) -> tuple[Score, list[dict[str, float]]]:
         """Measure; returns the score, and a summary of the clocks of each process triple, microseconds.
@@ -96,6 +105,8 @@ class PairedTiming:
                     raise
                 trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
             process = len(triples)
+            if process == 1 and self._beside:
+                self._beside = near_the_front(triples[0].blocks, trial.beside)
             if self._progress is not None:
                 self._progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
             if process < settings.processes_min and not spent:
@@ -104,7 +115,8 @@ class PairedTiming:
             last = spent or process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
             scoring = Scoring(miss_probability=left if last else early)
             left = left if last else left - early
-            found = score([block for one in triples for block in one.blocks], [one.series for one in triples], scoring)
+            blocks = [self._without_left_out(block) for one in triples for block in one.blocks]
+            found = score(blocks, [one.series for one in triples], scoring)
             if not (last or tells_enough(found, settings, process)):
                 continue
             try:
@@ -124,10 +136,10 @@ class PairedTiming:
         trial = self._trial
         phase = functools.partial(counted, trial.findings.phases_s)
         with phase("starts"):
-            names = (*SIDES, PAIRED_BASELINE) if trial.has_paired_baseline else SIDES
+            names = (*SIDES, *(name for name in self._beside if not trial.is_left_out(name)))
             sides = start_sides(trial, [name for name in names if name not in given])
             for name, side in sides.items():
-                side.is_read = name in ("reference", "candidate")
+                side.is_read = name != "null"
                 side.is_read_in_place = name == "reference" and trial.facts.shapes.is_large
             sides |= given
         try:
@@ -160,13 +172,32 @@ class PairedTiming:
                 if name not in given:
                     side.close()
 
+    def _without_left_out(self, block: TimingBlock) -> TimingBlock:
+        kept = {name: us for name, us in block.beside_us.items() if not self._trial.is_left_out(name)}
+        return block.model_copy(update={"beside_us": kept})
+
+
+def near_the_front(blocks: Sequence[TimingBlock], beside: Mapping[str, Candidate]) -> list[str]:
+    """Names of what is worth timing beside the candidate after these blocks."""
+
+    def latency_us(sides: Iterable[Sequence[float]]) -> float:
+        return median(value for side in sides for value in side)
+
+    timed = [name for name in beside if all(name in block.beside_us for block in blocks)]
+    found_us = {name: latency_us(block.beside_us[name] for block in blocks) for name in timed}
+    stock = {name for name in timed if beside[name].policy == BASELINE_POLICY}
+    best_us = min((found_us[name] for name in stock - OVERWRITING), default=math.inf)
+    own_us = latency_us(block.candidate_us for block in blocks)
+    return [name for name in timed if found_us[name] <= _NEAR * (best_us if name in stock else own_us)]
+
 
 def tells_enough(found: Score, settings: Settings, processes: int) -> bool:
     """True where further process triples are not worth their time."""
     # How much slower a candidate is that is certainly slower, nobody needs to know to a per cent.
     slower = found.speedup.high < 1 and processes >= _PROCESSES_TO_BE_SURE
     faster = settings.until_certain and clears_noise_floor(found.speedup.low, found.noise_floor)
-    decided = found.vs_paired_baseline is None or found.vs_paired_baseline.is_decided
+    closest = min(found.versus.values(), key=lambda ratio: ratio.estimate, default=None)
+    decided = closest is None or closest.is_decided
     return found.speedup.half_width < settings.target_half_width or slower or (faster and decided)
 
 

@@ -1,9 +1,7 @@
-"""Measures the baselines of one task together: every side answers every input, in random order.
+"""Measures the baselines of a task without a candidate: every side answers every input, in random order.
 
-Pairing each baseline with the reference in processes of its own costs a compilation per process; here one worker of each
-baseline serves the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock
-is believed and outputs are compared as loosely as KernelBench does, or more loosely where eager itself is far from the
-truth: through a hundred batch norms in training mode rounding grows until PyTorch's own modes have little in common.
+Where a candidate is measured for the last time, they are timed beside it (`pairs`). Here one worker of each baseline serves
+the whole measurement. Nobody attacks: the baselines are this package's own wrappers, so the inner clock is believed.
 
 No candidate's code runs here, and no candidate is accepted by it. It belongs to the trusted part all the same: the ratios
 to stock baselines that a run publishes are its numbers.
@@ -12,7 +10,6 @@ to stock baselines that a run publishes are its numbers.
 from __future__ import annotations
 
 import functools
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,14 +19,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.judge.check import guard
-from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, apart, farthest
+from kernelwright.judge.check.compare import Distance
 from kernelwright.judge.check.findings import CheckFindings, Demands, Failed, RejectionError
-from kernelwright.judge.check.oracle import OutOfDomainError
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import SLOTS, CallOutput, Side
 from kernelwright.judge.judge import Judge, record_of
 from kernelwright.judge.settings import Settings
+from kernelwright.judge.timing.answers import TOLERANCE, LooseAnswers
 from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.timing.triple import BLOCKS_MAX, repeats_before
 from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock
@@ -39,8 +36,6 @@ from kernelwright.seconds import utc_now
 
 P = ParamSpec("P")
 T = TypeVar("T")
-TOLERANCE = Distance(rms=1e-2, worst=1e-1, differing=1e-2)
-"""KernelBench allows 1e-2 absolute and relative; ours is relative to the output's size, and to its row's for one element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +190,7 @@ class RotatedCalls:
         self._sides = sides
         self._failures = failures
         self._flush = flush
-        self._allowed = TOLERANCE
-        """Distance allowed between a baseline's answer and eager's; grows where rounding explains more."""
+        self._answers = LooseAnswers(trial)
         self._blocks: dict[str, list[TimingBlock]] = {name: [] for name in sides}
         """One for each round that is kept: latencies on its two inputs."""
 
@@ -247,44 +241,10 @@ class RotatedCalls:
 
     def _drop_unless_right(self, name: str, answer: CallOutput | Failed, wanted: CallOutput, inputs: list[Any]) -> None:
         """Have a side drop out whose call failed, or whose answer is wrong."""
-        failed = answer if isinstance(answer, Failed) else self._compare(answer, wanted, inputs)
+        failed = answer if isinstance(answer, Failed) else self._answers.failure(answer, wanted, inputs)
         if failed is not None:
             self._failures[name] = failed
 
-    def _compare(self, answer: CallOutput, wanted: CallOutput, inputs: list[Any]) -> Failed | None:
-        """Return why an answer is wrong; None where it is right, or cannot be compared."""
-        facts = self._trial.facts
-        # Sampling needs the reference's own sequence of draws, which no compiler promises to keep.
-        if facts.stochastic and not facts.stateful:
-            return None
-        found = apart(answer.outputs, wanted.outputs)
-        # The truth knows nothing of a state that moves with each call. A CUDA graph replays the one that it captured.
-        if not found.within(self._allowed) and not facts.stateful:
-            self._allowed = farthest([self._allowed, self._explained(inputs, wanted)])
-        if found.within(self._allowed):
-            return None
-        return Failed(Reason.WRONG_OUTPUT, f"the output is {found} from eager's; allowed {self._allowed}")
-
-    def _explained(self, inputs: list[Any], wanted: CallOutput) -> Distance:
-        """Distance of two legal ways of rounding on these inputs, by eager's own distance from the float64 truth, and by
-        that of TF32 where PyTorch may use it."""
-        trial, oracle = self._trial, self._trial.facts.oracle
-        try:
-            truth = oracle.truth(inputs, trial.state, training=oracle.training)
-            rounded = [wanted.outputs]
-            if trial.lets_cudnn_use_tf32:
-                products = trial.settings.tf32_products
-                emulated = oracle.with_tf32(inputs, trial.state, training=oracle.training, products=products)
-                rounded.append(emulated or truth)
-        except OutOfDomainError:
-            return TOLERANCE
-        if any([one.shape for one in outputs] != [one.shape for one in truth] for outputs in rounded):
-            return TOLERANCE
-        error = farthest([apart(outputs, truth) for outputs in rounded])
-        if not (math.isfinite(error.rms) and math.isfinite(error.worst)):
-            return TOLERANCE
-        return (error * LEGAL_ERRORS).without("differing")
-
     def result(self, name: str) -> Rotated:
         """Latencies of one baseline over all rounds."""
-        return Rotated(score(self._blocks[name], (), Scoring(miss_probability=MISS_PROBABILITY)), self._allowed)
+        return Rotated(score(self._blocks[name], (), Scoring(miss_probability=MISS_PROBABILITY)), self._answers.allowed)

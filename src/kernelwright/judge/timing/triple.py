@@ -3,8 +3,8 @@
 A block calls the three in random order on one fresh input and again in the mirrored order on another, so that drift
 cancels. An audit calls them in series under one request each.
 
-One stock baseline may be timed in the same triples, the *paired baseline*. Nobody attacks there, so its own clock is
-believed. Its outputs are not compared: its rotation did that, and a wrong one would say nothing about the candidate.
+Stock configurations and other finalists may be timed beside the candidate. Their own clocks are believed, because none of
+them is accepted by what is measured here; what they answer is compared loosely until the first block.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.findings import RejectionError, held_findings
 from kernelwright.judge.check.oracle import Inputs, Outputs, State
-from kernelwright.judge.check.trial import PAIRED_BASELINE, Trial
+from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import moved_buffer_findings
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.judge.isolation.side import ALONE_LIMIT_S, SLOTS, CallOutput, Side
 from kernelwright.judge.timing import clocks
+from kernelwright.judge.timing.answers import LooseAnswers
 from kernelwright.judge.timing.clocks import CacheFlush, CallSamples, TripleClocks
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import device_is_full, has_nan
@@ -59,21 +60,25 @@ def repeats_before(device: torch.device, latency_us: float) -> int:
 
 @contextlib.contextmanager
 def forgiving(trial: Trial, name: str) -> Iterator[None]:
-    """Leave the paired baseline out of the evaluation from its first failure on, and note why; let other sides raise."""
+    """Leave what is timed beside out of the evaluation from its first failure on, and note why; let other sides raise."""
     try:
         yield
     except (RejectionError, WorkerError, DeviceError, RuntimeError) as failure:
-        if name != PAIRED_BASELINE or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
+        if name not in trial.beside or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
             raise
-        trial.findings.checks[PAIRED_BASELINE] = f"not timed: {failure}"
+        if isinstance(failure, RejectionError | WorkerError):
+            trial.leave_out(name, failure.reason, failure.detail)
+        else:
+            trial.leave_out(name, Reason.OUT_OF_MEMORY, str(failure))
 
 
 class ProcessTriple:
-    """Calls of one process triple, and of a paired baseline if there is one."""
+    """Calls of one process triple, and of what is timed beside the candidate."""
 
     def __init__(self, trial: Trial, check: CheckResult, sides: dict[str, Side], flush: CacheFlush) -> None:
         self._trial = trial
         self._check = check
+        self._answers = LooseAnswers(trial)
         self.sides = sides
         self._flush = flush
         self.samples = {name: CallSamples() for name in sides}
@@ -100,12 +105,12 @@ class ProcessTriple:
 
     @property
     def _names(self) -> list[str]:
-        return [name for name in self.sides if name != PAIRED_BASELINE or self._trial.has_paired_baseline]
+        return [name for name in self.sides if not self._trial.is_left_out(name)]
 
     def wants_more(self) -> bool:
         """Whether another block is worth its time: there are fewer than wanted, or they were short."""
-        settings = self._trial.settings
-        return self.blocks < settings.blocks or (self._blocks_s < settings.triple_s and self.blocks < BLOCKS_MAX)
+        settings, sides = self._trial.settings, len(self._names) / len(SIDES)
+        return self.blocks < settings.blocks or (self._blocks_s < settings.triple_s * sides and self.blocks < BLOCKS_MAX)
 
     def odd_inputs(self, sets: list[InputSet]) -> None:
         """Ask some input sets of the check between timed calls, in this very process: a candidate must not be able to tell
@@ -149,6 +154,7 @@ class ProcessTriple:
             with forgiving(self._trial, name):
                 answers[name] = call.result()
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
+        self._compare_beside(answers, inputs)
         if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
             self.odd_inputs([one for one in self._check.tolerances if one.layout])
 
@@ -164,6 +170,8 @@ class ProcessTriple:
             for name in self._names:
                 self.sides[name].worker.keep_still()
             self._watch_idle_work()
+        for name in self._beside:
+            self.sides[name].is_read = False
 
     def _watch_idle_work(self) -> None:
         worker = self.sides["candidate"].worker
@@ -204,7 +212,7 @@ class ProcessTriple:
         briefest_us = min([self.sides["reference"].latency_us, *self.sides["candidate"].calls_us])
         repeats = repeats_before(self._trial.facts.device, briefest_us)
         for name in order:
-            if name == PAIRED_BASELINE and not self._trial.has_paired_baseline:
+            if self._trial.is_left_out(name):
                 continue
             with forgiving(self._trial, name):
                 side, held = self.sides[name], hold and self.keeps_outputs(name)
@@ -218,6 +226,18 @@ class ProcessTriple:
                 self.samples[name].clocks.append(answer.clocks)
                 self.samples[name].quiet_us += quiet_us
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
+        if not keep:
+            self._compare_beside(answers, inputs)
+
+    @property
+    def _beside(self) -> list[str]:
+        return [name for name in self._names if name not in SIDES]
+
+    def _compare_beside(self, answers: dict[str, CallOutput], inputs: list[Any]) -> None:
+        """Leave out what answers something else than eager."""
+        for name in self._beside:
+            if (failed := self._answers.failure(answers[name], answers["reference"], inputs)) is not None:
+                self._trial.leave_out(name, failed.reason, failed.detail)
 
     def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Inputs | None = None) -> None:
         self._trial.check_form(reference, candidate)
