@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import io
 import json
+import warnings
 
 import pytest
 import torch
@@ -115,6 +116,38 @@ def test_all_other_calls_run_the_models_own_forward(model, placed, x, call):
     for one, other in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True):
         if isinstance(one, Outcome):
             torch.testing.assert_close(one.y, other.y)
+
+
+@pytest.mark.parametrize(
+    ("call", "difference"),
+    [
+        (lambda m, x: m(x[:2]), r"nothing was confirmed for inputs of this form; the call was \(float32\[2, 3\]\)"),
+        (lambda m, x: m(x, factor=3.0), r"inputs of this form; the call was \(float32\[4, 3\], factor=3.0\)"),
+        (lambda m, x: m.train()(x), "not in eval mode"),
+        (lambda m, x: (setattr(m, "dropout", nn.Identity()), m(x)), "a part of the model was replaced"),
+        (lambda m, x: torch.autocast("cpu", torch.bfloat16)(m)(x), "autocast is on"),
+    ],
+    ids=["shape", "value", "mode", "part", "autocast"],
+)
+@torch.no_grad()
+def test_the_models_own_forward_says_once_that_it_runs(placed, x, call, difference):
+    placed(x)
+    assert placed.last_path == "optimized"
+    with pytest.warns(UserWarning, match=difference) as warned:
+        call(placed, x)
+    assert placed.last_path == "reference"
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(placed, x)
+
+
+@torch.no_grad()
+def test_code_that_gives_a_call_to_the_reference_is_not_taken_for_optimized(model, tmp_path, x):
+    code = CODE.replace("self.model.calls", 'self.__dict__["last_path"] = "reference"\n        self.model.calls')
+    result = place(model, [placement_of(model, tmp_path, code)])
+    result(x)
+    assert result.last_path == "reference"
 
 
 @torch.no_grad()

@@ -236,3 +236,15 @@ def test_every_proposal_with_a_graph_around_rewritten_code_tells_the_graph_what_
         rewritten, _, wrapper = one.source.partition("class ModelNew(")
         asked, told = f"self.{wrappers.GUARD}(*inputs)" in wrapper, f"def {wrappers.GUARD}(" in rewritten
         assert told == asked == (one.techniques in graphs)
+
+
+def test_a_call_that_replays_no_graph_says_so_once() -> None:
+    names: dict[str, Any] = {}
+    exec(wrappers.wrap(REFERENCE, "cuda-graph", ("cuda-graph",)), names)
+    model, inputs = names["ModelNew"](), (torch.ones(2), torch.ones(2))
+    for enabled, why in ((True, "gradients are enabled"), (False, "an input is no tensor on a GPU")):
+        model.__dict__.pop("_has_warned_of_graph", None)
+        with torch.set_grad_enabled(enabled), pytest.warns(UserWarning, match=why) as warned:
+            assert [model(*inputs).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
+        assert len(warned) == 1
+        assert model.last_path == "reference"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -185,8 +187,86 @@ def get_init_inputs(): return [3.0]
     module = load(apply_rules(text, "remove-noops").source, "candidate")
     x = torch.ones(3)
     assert module.ModelNew(3.0)(x).tolist() == [5.0] * 3
-    assert module.ModelNew(4.0)(x).tolist() == [6.0] * 3
-    assert module.ModelNew(3.0)(x, 1.0).tolist() == [4.0] * 3
+    with pytest.warns(UserWarning, match=r"wanted arguments \(3.0\), found 4.0"):
+        other = module.ModelNew(4.0)
+    assert other(x).tolist() == [6.0] * 3
+    with pytest.warns(UserWarning, match="wanted shift == 2.0"):
+        assert module.ModelNew(3.0)(x, 1.0).tolist() == [4.0] * 3
+
+
+FORMS = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, width, sizes, names={{"a": (1, 2)}}, *, scale=2.0):
+        super().__init__()
+        self.factor = width * len(sizes) * scale
+    def forward(self, x):
+        return x * self.factor * 1.0
+def get_inputs(): return [torch.randn(3)]
+def get_init_inputs(): return [{given}]
+"""
+
+
+@pytest.mark.parametrize("given", ["3, (3, 5, 7)", "3, [3, 5, 7]", '3, (3, 5, 7), {"a": [1, 2]}'])
+def test_constructor_arguments_are_recognised_however_they_are_given(given: str) -> None:
+    module = load(apply_rules(FORMS.format(given=given), "remove-noops").source, "candidate")
+    same = [
+        ((3, [3, 5, 7]), {}),
+        ((3, (3, 5, 7)), {"scale": 2}),
+        ((), {"sizes": [3, 5, 7], "width": 3}),
+        ((3, torch.Size((3, 5, 7)), {"a": [1, 2]}), {}),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for args, kwargs in same:
+            model = module.ModelNew(*args, **kwargs)
+            assert model.last_path is None
+            assert model(torch.ones(3)).tolist() == [18.0] * 3
+            assert model.last_path == "optimized"
+    for args, kwargs in [((4, (3, 5, 7)), {}), ((3, (3, 5)), {}), ((3, (3, 5, 7)), {"scale": 3.0})]:
+        with pytest.warns(UserWarning, match="wanted arguments"):
+            model = module.ModelNew(*args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(torch.ones(3))
+        assert model.last_path == "reference"
+
+
+def test_defaults_of_the_constructor_are_baked_in_too() -> None:
+    text = FORMS.format(given="").replace("width, sizes", "width=3, sizes=(3, 5, 7)")
+    module = load(apply_rules(text, "remove-noops").source, "candidate")
+    assert module.ModelNew()(torch.ones(3)).tolist() == [18.0] * 3
+    with pytest.warns(UserWarning, match="wanted arguments"):
+        assert module.ModelNew(width=4)(torch.ones(3)).tolist() == [24.0] * 3
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_call_of_another_kind_says_once_that_the_reference_runs(captured: bool) -> None:
+    text = task_text("return (a * 1.0).relu().sum(1)", "torch.randn(4, 6)")
+    model = load(apply_rules(text, "remove-noops", captured=captured).source, "candidate").ModelNew()
+    for x, wanted in (
+        (torch.randn(9, 6), r"wanted a.shape == \(4, 6\), found torch.float32 \[9, 6\] on cpu"),
+        (torch.randn(4, 6).half(), "wanted a.dtype is torch.float32"),
+        (torch.randn(6, 4).t(), r"wanted a.is_contiguous\(\)"),
+    ):
+        model._has_warned = False
+        with pytest.warns(UserWarning, match=wanted):
+            model(x)
+        assert model.last_path == "reference"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model(x)
+            model(torch.randn(4, 6))
+        assert model.last_path == "optimized"
+
+
+def test_a_compiler_that_wants_one_graph_gets_it_of_the_reference_too() -> None:
+    text = task_text("return (a * 1.0).relu().sum(1)", "torch.randn(4, 6)")
+    model = load(apply_rules(text, "remove-noops").source, "candidate").ModelNew()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for rows, path in ((4, "optimized"), (9, "reference"), (4, "optimized")):
+        compiled(torch.randn(rows, 6))
+        assert model.last_path == path
 
 
 WHOLE = '''"""About."""

@@ -23,7 +23,7 @@ from kernelwright.models.transcript import Recorded, Transcript
 from kernelwright.records import Candidate, Task
 from kernelwright.records.policy import Context, Policy
 from kernelwright.rewrites import wrappers
-from kernelwright.rewrites.emit import reference_source
+from kernelwright.rewrites.emit import REFERENCE_NOTE, reference_source
 from kernelwright.tasks.generated import DEVICE_BOUND, variations
 
 
@@ -194,7 +194,7 @@ def shortened(task: Task, source: str) -> str:
         SyntaxError: it is not Python.
     """
     known = {ast.dump(node) for node in ast.parse(reference_source(task.source)).body}
-    known.add(ast.dump(ast.parse("import torch").body[0]))
+    known.update(ast.dump(node) for node in ast.parse(f"import torch\n{REFERENCE_NOTE}").body)
     known.add(ast.dump(ast.parse("from torch.nn import functional as F").body[0]))
     tree = ast.parse(source)
     kept: list[ast.stmt] = []
@@ -220,7 +220,7 @@ def _plain_class(node: ast.ClassDef) -> ast.ClassDef:
             continue
         if isinstance(item, ast.FunctionDef):
             item.body = [line for line in item.body if not _is_guard(line)]
-            if item.name == "__init__" and all(_only_traced(line) for line in item.body):
+            if item.name == "_runs_reference" or (item.name == "__init__" and all(map(_only_traced, item.body))):
                 continue
         body.append(item)
     node.body = body or [ast.Pass()]
@@ -233,15 +233,17 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 def _is_guard(node: ast.stmt) -> bool:
     """`if not (...): return super().forward(...)`: the built-in policy's fall-back for inputs it was not written for."""
-    if not isinstance(node, ast.If) or node.orelse or len(node.body) != 1 or not isinstance(node.body[0], ast.Return):
+    if ast.unparse(node).startswith("self.__dict__['last_path'] ="):
+        return True
+    if not isinstance(node, ast.If) or node.orelse:
         return False
     negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
-    return negated and ast.unparse(node.body[0]).startswith("return super().forward(")
+    return negated and ast.unparse(node.body[-1]).startswith("return super().forward(")
 
 
 def _only_traced(node: ast.stmt) -> bool:
     text = ast.unparse(node)
-    return text.startswith("super().__init__(*args") or text.startswith("self._is_as_traced =")
+    return text.startswith(("super().__init__(*args", "self._is_as_traced =", "if not self._is_as_traced:"))
 
 
 def copied_forward(task: Task) -> str | None:

@@ -85,7 +85,10 @@ def _form(item: Any) -> str:
 def _elsewhere(best: Evaluation) -> str:
     """Sentence on how the code behaves with other shapes and types."""
     if FALLBACK in best.source:
-        return "On other shapes, types and memory layouts the reference's own forward runs, right and no faster."
+        return (
+            "On other shapes, types and memory layouts the reference's own forward runs, right and no faster. It warns "
+            "once; `last_path` tells which path the latest call took."
+        )
     if _wraps(best) and "custom-kernel" not in best.labels:
         return "On other shapes and types the same operators are compiled or recorded again, at the first call's cost."
     return "Nothing is known about other shapes and types: judge them with a task of their own."

@@ -74,7 +74,8 @@ class _Code:
         self._training = placement.training
         self._rebuild, self._whole = call.rebuild, call.whole
         with _in_mode(model, placement.training):
-            self._run = candidate_of(placement.source, model).forward
+            self._built = candidate_of(placement.source, model)
+            self._run = self._built.forward
             self._check(model, call)
         owners = list(model.modules())
         self._modes = owners
@@ -110,18 +111,27 @@ class _Code:
                 "something else than the optimized code. Optimize it anew, into another directory."
             )
 
-    def fits(self, model: nn.Module) -> bool:
-        """Whether the model is still made of the parts for which the code was confirmed, in the same mode and precision."""
-        if torch.is_autocast_enabled(self._device_type) or torch.compiler.is_compiling() or _operators_are_watched():
-            return False
+    @property
+    def last_path(self) -> str:
+        """The path of the latest call: `optimized`, or `reference` where the code itself gave the call back."""
+        return str(self._built.__dict__.get("last_path", "optimized"))
+
+    def misfit(self, model: nn.Module) -> str:
+        """What differs from the parts, mode and precision for which the code was confirmed; empty where nothing does."""
+        if torch.is_autocast_enabled(self._device_type):
+            return "autocast is on"
+        if torch.compiler.is_compiling() or _operators_are_watched():
+            return "a compiler or a transform follows the call operator by operator"
         # Comparisons in C: of some hundred parts each call looks at all.
         if (not self._training) in map(_mode_of, self._modes) or model.training is not self._training:
-            return False
+            return f"the model or a part of it is not in {'train' if self._training else 'eval'} mode"
         for table, parts in self._parts:
             if list(table.values()) != parts:
-                return False
+                return "a part of the model was replaced"
         value = self._state[0].get(self._state[1]) if self._state else None
-        return not self._state or (value is not None and (value.dtype, value.device) == self._state[2:])
+        if self._state and (value is None or (value.dtype, value.device) != self._state[2:]):
+            return f"the weights are not {self._state[2]} on {self._state[3]}"
+        return ""
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """The model's result for the tensors of a call."""
@@ -134,7 +144,7 @@ class _Code:
 
 
 def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
-    """The model with confirmed code in place; the model itself where there is none.
+    """The model with confirmed code in place; the model itself where there is none. `last_path` tells which path ran last.
 
     Raises:
         ModelError: the code belongs to another model, or the model is on another device than it was then.
@@ -149,6 +159,15 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
         codes[call.form] = _Code(model, placement, call)
     kind = type(model)
     signature = inspect.signature(model.forward)
+    noted: set[str] = set()
+
+    def note(self: nn.Module, difference: str, inputs: Inputs) -> None:
+        """Tell in `last_path` that the model's own forward runs; warn once of each difference from what was confirmed."""
+        self.__dict__["last_path"] = "reference"
+        if difference and difference not in noted and not torch.compiler.is_compiling():
+            noted.add(difference)
+            message = f"kernelwright: the model's own forward runs, no faster, since {difference}; the call was {inputs}."
+            warnings.warn(message, stacklevel=5)
 
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -159,9 +178,13 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
                 bound = signature.bind(*args, **kwargs)
                 given = (bound.args, bound.kwargs)
         found = codes.get(form_of(given, tensors))
-        if found is None or not found.fits(self) or _needs_gradients(self, tensors):
+        difference = found.misfit(self) if found else "nothing was confirmed for inputs of this form"
+        if found is None or difference or _needs_gradients(self, tensors):
+            note(self, difference, Inputs(*args, **kwargs))
             return kind.forward(self, *args, **kwargs)
-        return found(tensors)
+        outputs = found(tensors)
+        self.__dict__["last_path"] = found.last_path
+        return outputs
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         return place, (model, tuple(placements))

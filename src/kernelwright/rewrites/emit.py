@@ -14,6 +14,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -30,7 +31,7 @@ from kernelwright.rewrites.graph import (
     packet_of,
     value,
 )
-from kernelwright.rewrites.printing import OpPrinter
+from kernelwright.rewrites.printing import OpPrinter, literal
 from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError, aliases_placeholder
 from kernelwright.rewrites.wrappers import GUARD
 
@@ -38,6 +39,8 @@ LARGE = 1 << 14
 """Values of at least this many elements are deleted as soon as nobody reads them any more."""
 
 DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
+REFERENCE_NOTE = Path(__file__).with_name("templates").joinpath("reference_note.py.txt").read_text(encoding="utf-8").strip()
+"""Text at module level for what tells a user that the reference runs."""
 RESPELLED = "The reference's operators in other words"
 """Opening of the description of a rewrite that saves a compiler nothing. For readers: labels come from the record."""
 
@@ -228,15 +231,16 @@ def moved_attributes(source: str) -> list[str]:
 
 def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     tests = list(extra)
-    if trace.init_inputs:
-        tests.append("self._is_as_traced")
+    if trace.init_inputs is not None:
+        tests.insert(0, "self._is_as_traced")
     for item in trace.inputs:
         if item.shape is None:
             function = callable(item.constant)
             same = "is" if function or item.constant is None or isinstance(item.constant, bool) else "=="
             tests.append(f"{item.name} {same} {item.default if function else repr(item.constant)}")
         else:
-            tests.append(f"{item.name}.shape == {item.shape} and {item.name}.dtype is {item.dtype}")
+            tests += [f"{item.name} is not None"] if item.default == "None" else []
+            tests += [f"{item.name}.shape == {item.shape}", f"{item.name}.dtype is {item.dtype}"]
             tests.append(f"{item.name}.is_contiguous()")
     return tests
 
@@ -245,6 +249,44 @@ def _kernel_guards(trace: Trace, kernel: GeneratedKernel) -> list[str]:
     """A kernel has no derivative and works on one kind of device."""
     tensors = [item.name for item in trace.inputs if item.shape is not None]
     return ["not torch.is_grad_enabled()", *(f"{name}.{kernel.device_test}" for name in tensors[:1])]
+
+
+def _constructor(trace: Trace) -> list[str]:
+    """A constructor that tells whether its arguments are those of the trace, however they are given."""
+    if trace.init_inputs is None:
+        return []
+    traced = ", ".join(map(literal, trace.init_inputs))
+    return [
+        "def __init__(self, *args, **kwargs):",
+        "    super().__init__(*args, **kwargs)",
+        f"    self._is_as_traced = _constructed(*args, **kwargs) == _constructed({traced})",
+        "    if not self._is_as_traced:",
+        f"        _note_reference(self, {{{f'arguments ({traced})'!r}: lambda: False}}, [*args, *kwargs.items()], 3)",
+        "",
+    ]
+
+
+def _handover(condition: str, given: str) -> list[str]:
+    """What gives other calls to the reference, and notes which way a call went."""
+    return [
+        f"if not {condition}:",
+        f"    self._runs_reference({given})",
+        f"    return super().forward({given})",
+        'self.__dict__["last_path"] = "optimized"',
+    ]
+
+
+def _reference_note(guards: Sequence[str], given: str) -> list[str]:
+    """The method that notes a call of the reference. Tests are made in order: later ones rely on earlier ones."""
+    tests = [f"        {guard!r}: lambda: {guard}," for guard in guards]
+    return [
+        f"def _runs_reference(self, {given}):",
+        "    tests = {",
+        *tests,
+        "    }",
+        f"    _note_reference(self, tests, [{given}])",
+        "",
+    ]
 
 
 def signature(trace: Trace) -> str:
@@ -293,23 +335,16 @@ def module(
     guard = [f"def {GUARD}({wanted}):", f"    return {condition}", ""] if guards and captured else []
     if guard:
         condition = f"self.{GUARD}({given})"
-    forward = [f"if not {condition}:", f"    return super().forward({given})"] if guards else []
+    forward = _handover(condition, given) if guards else []
     forward += moved_attributes(source)
     if training.lines == evaluation.lines:
         forward += training.lines
     else:
         forward += ["if self.training:", *(f"    {line}" for line in training.lines), *evaluation.lines]
-    init = []
-    if trace.init_inputs:
-        init = [
-            "def __init__(self, *args, **kwargs):",
-            "    super().__init__(*args, **kwargs)",
-            f"    self._is_as_traced = args == {trace.init_inputs!r} and not kwargs",
-            "",
-        ]
     lines = [
-        *init,
+        *_constructor(trace),
         *guard,
+        *(_reference_note(guards, given) if guards else []),
         f"def forward({wanted}):",
         *(f"    {line}" for line in forward),
     ]
@@ -318,13 +353,14 @@ def module(
         future_import(source),
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
+        REFERENCE_NOTE if guards else "",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
         *(prologue(members).strip() for prologue, members in kinds.items()),
         *(kernel.definition().strip() for kernel in kernels.values()),
         "class ModelNew(Model):",
     ]
     description = f"{RESPELLED}. {DESCRIPTION}" if respelled else DESCRIPTION
-    class_body = [f'"""{description}"""', "", *lines]
+    class_body = [f'"""{description}"""', "", *(["last_path = None", ""] if guards else []), *lines]
     parts[-1] += "\n" + textwrap.indent("\n".join(class_body), "    ")
     return "\n\n".join(part for part in parts if part) + "\n"
 

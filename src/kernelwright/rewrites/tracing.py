@@ -211,7 +211,7 @@ class Trace:
 
     inputs: tuple[Input, ...]
     init_inputs: tuple[Any, ...] | None
-    """The constructor's arguments when they are plain data: the graphs hold for these only."""
+    """The constructor's arguments when it takes any and they are plain data: the graphs hold for these only."""
     training: OperatorGraph
     evaluation: OperatorGraph
 
@@ -270,15 +270,21 @@ def _trace(task: Task, mode: FakeTensorMode | None) -> Trace:
     signature = _signature(model, inputs)
     return Trace(
         inputs=signature,
-        init_inputs=tuple(init_inputs) if _is_plain(init_inputs) else None,
+        init_inputs=tuple(init_inputs) if _takes_arguments(model) and _is_plain(init_inputs) else None,
         training=_graph(model.train(), inputs, signature),
         evaluation=_graph(model.eval(), inputs, signature),
     )
 
 
+def _takes_arguments(model: nn.Module) -> bool:
+    return type(model).__init__ is not nn.Module.__init__ and bool(inspect.signature(type(model)).parameters)
+
+
 def _is_plain(item: Any) -> bool:
     if isinstance(item, list | tuple):
         return all(map(_is_plain, item))
+    if isinstance(item, dict):
+        return all(map(_is_plain, item.items()))
     return item is None or isinstance(item, bool | int | float | str)
 
 

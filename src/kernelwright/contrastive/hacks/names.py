@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 import io
+import re
 import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from kernelwright.rewrites.emit import REFERENCE_NOTE
 
 _BUILTINS = frozenset(dir(builtins))
 _KEPT_METHODS = frozenset({"forward", "__init__"})
@@ -161,7 +164,13 @@ def without_handovers(tree: ast.Module) -> ast.Module:
     `if not (x.shape == (8, 8) and x.dtype is torch.float32): return super().forward(x)` at the beginning of `forward` says
     for which inputs the rest is meant. It is what keeps a drop-in right for all others, and no early answer. A test of
     anything but the inputs' kind and what the constructor settled, such as a count of calls or a value, is no such guard.
+    What the built-in policy writes to tell a user that the reference runs goes too.
     """
+    noting = {ast.dump(node) for node in without_docstrings(ast.parse(REFERENCE_NOTE)).body}
+    tree.body = [node for node in tree.body if ast.dump(node) not in noting]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | Function):
+            node.body = [line for line in node.body if not _is_note(line)] or [ast.Pass()]
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     settled = _stored(node for node in functions if node.name == "__init__")
     settled -= _stored(node for node in functions if node.name != "__init__")
@@ -173,6 +182,8 @@ def without_handovers(tree: ast.Module) -> ast.Module:
     return tree
 
 
+_NOTING = re.compile(r"_note_reference|torch\.is_grad_enabled|torch\.cuda\.get_device_properties|\w+\.is_contiguous")
+"""Calls in the method that notes a call of the reference."""
 _KIND = frozenset(
     {"shape", "dtype", "device", "type", "ndim", "layout", "is_cuda", "is_contiguous", "stride", "size", "dim"}
 )
@@ -187,6 +198,17 @@ def _stored(functions: Iterable[Function]) -> set[str]:
     """Names of the attributes that functions assign, of whatever object."""
     nodes = (node for function in functions for node in ast.walk(function))
     return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+
+
+def _is_note(line: ast.stmt) -> bool:
+    """True for what notes that the reference runs, as the built-in policy writes it."""
+    text = ast.unparse(line)
+    if isinstance(line, ast.FunctionDef):
+        calls = {ast.unparse(node.func) for node in ast.walk(line) if isinstance(node, ast.Call)}
+        return line.name == "_runs_reference" and all(_NOTING.fullmatch(call) for call in calls)
+    return text == "last_path = None" or text.startswith(
+        ("self._runs_reference(", "self.__dict__['last_path'] = ", "if not self._is_as_traced:\n    _note_reference(self, ")
+    )
 
 
 def _is_handover(statement: ast.stmt, inputs: list[str], settled: set[str]) -> bool:
