@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.judge import Judge, Settings
+from kernelwright.judge.check import check
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task
 from tests.exploits.corpus import load_cases, load_corpus_task, source_in_mode
 from tests.judge.snippets import task
@@ -79,13 +80,19 @@ def own(judge: Judge, made: Task) -> Evaluation:
             id="it changes a setting of the process",
         ),
         pytest.param(
+            task("return inputs[0] * (2 + (inputs[0] > 2000).any() * int.from_bytes(os.urandom(3)) / 2**24)"),
+            set(),
+            id="it answers some inputs by chance",
+        ),
+        pytest.param(
             task("self.eval(); return self.l(inputs[0])", init="self.l = torch.nn.Linear(16, 16)"),
             set(),
             id="it leaves train mode by itself",
         ),
     ],
 )
-def test_what_the_reference_fails_rejects_nobody(judge, made, labels):
+def test_what_the_reference_fails_rejects_nobody(judge, monkeypatch, made, labels):
+    monkeypatch.setattr(check, "_GROWTH_S", 60.0)  # a busy machine does not leave the growth out
     found = own(judge, made)
     assert found.accepted, (found.reason, found.detail)
     assert {Label.MODE_UNCHECKED, Label.OTHER_DRAWS} & {*found.labels} == labels
@@ -99,11 +106,7 @@ def test_what_the_reference_fails_rejects_nobody(judge, made, labels):
             ("super().train(False)", "super().train(mode)"),
             Reason.MODE_MISMATCH,
         ),
-        (
-            task("return inputs[0] * 2", LARGE),
-            ("return inputs[0] * 2", "KEPT.append(inputs[0] * 2); return KEPT[-1] + 0"),
-            Reason.OUT_OF_MEMORY,
-        ),
+        (task("return inputs[0] * 2"), ("* 2", "* (2 + (inputs[0] > 2000).any())"), Reason.WRONG_OUTPUT),
         (
             task("self.out.copy_(inputs[0]); return self.out.mul_(2)", init="self.out = torch.zeros(32, 16)"),
             ("return self.out", "return 1.1 * self.out"),

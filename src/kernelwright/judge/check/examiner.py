@@ -108,13 +108,25 @@ class Examiner:
             self.tolerances[inputs] = question.between
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
             answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
-            posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
+            try:
+                posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
+            except RejectionError as rejection:
+                if reason or seed or inputs in INPUT_SETS[:2] or self._reference_repeats(question, drawn, slot):
+                    raise
+                raise OutOfDomainError("the reference is as far from its own answer when it is asked again") from rejection
         # It is kept without what is large and can be computed again.
         kept = replace(posed.question, inputs=again, truth=[] if question.has_float64 else question.truth)
         posed = replace(posed, question=kept)
         if reason is None:
             self.earlier = posed.question
         return posed
+
+    def _reference_repeats(self, question: Question, drawn: list[Any], slot: int) -> bool:
+        """Whether the reference meets the limit once more, without a state that the first time may have moved."""
+        if self.trial.facts.stateful or self.trial.facts.has_buffers:
+            return True
+        again = self.call(self.reference, drawn, slot=slot, seed=None)
+        return apart(again.outputs, self.bounds.whole(question).truth).within(question.between)
 
     def reference_answer(self, inputs: InputSet, drawn: list[Any], **how: Any) -> CallOutput:
         """The reference's answer to inputs that were drawn for a set; see `call`."""
