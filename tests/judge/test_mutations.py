@@ -158,7 +158,7 @@ def replaced_functions_unseen(patch: Patch) -> None:
 
 
 def global_state_unseen(patch: Patch) -> None:
-    patch.setattr(findings, "forbidden_changes", lambda before, after: [])
+    patch.setattr(findings, "forbidden_changes", lambda changes: [])
 
 
 def aliases_unseen(patch: Patch) -> None:
@@ -256,12 +256,20 @@ MUTATIONS = [
     Mutation("replaced library functions", "t20_slow_reference_patch", replaced_functions_unseen),
     Mutation("process-wide settings: hooks", "h15_tracer", global_state_unseen),
     Mutation("process-wide settings: gradients", "h15_gradients_enabled", global_state_unseen),
-    Mutation("process-wide settings: directory", "h15_changed_directory", global_state_unseen),
+    Mutation(
+        "process-wide settings: directory; and the hook that it replaces (each catches it)",
+        "h15_changed_directory",
+        both(global_state_unseen, replaced_functions_unseen),
+    ),
     Mutation("process-wide settings: modes of functions", "function_mode_left", global_state_unseen),
     Mutation("process-wide settings: modes of dispatch", "dispatch_mode_left", global_state_unseen),
     Mutation("process-wide settings: hooks on all modules", "hooks_on_every_module", global_state_unseen),
     Mutation("process-wide settings: kernels of operators", "operator_replaced", global_state_unseen),
     Mutation("process-wide settings: autocast", "autocast_left_on", global_state_unseen),
+    Mutation("process-wide settings: finders of modules", "h15_finder_of_modules", global_state_unseen),
+    Mutation("what calls leave behind", "h15_threads_left_waiting", skip(check, "leak_findings", answer=())),
+    Mutation("random generators of Python and NumPy", "h15_seeds_in_each_call", skip(check, "leak_findings", answer=())),
+    Mutation("functions of every module", "h15_optimiser_patched", replaced_functions_unseen),
     Mutation("what library functions do", "replaced_function_bodies", replaced_functions_unseen),
     Mutation("... and those of all layers", "another_layers_forward", replaced_functions_unseen),
     Mutation("tensors that can be used like others: not of inference mode", "inference_output", traits_unseen),
@@ -324,6 +332,14 @@ def test_without_a_change_in_place_prepacked_weights_go_unnoticed(judge: Judge, 
     assert Label.PREPACKED_WEIGHTS in evaluate(judge, "folded_when_loaded").labels
     monkeypatch.setattr(stage.Side, "step", lambda self, state, *ways: self.load_state(state))
     assert Label.PREPACKED_WEIGHTS not in evaluate(judge, "folded_when_loaded").labels
+
+
+@pytest.mark.exhaustive
+def test_without_reading_the_flags_a_lowered_precision_goes_unnoticed(judge: Judge, monkeypatch: Patch) -> None:
+    assert Label.GLOBAL_FLAGS in evaluate(judge, "h15_precision_of_others").labels
+    monkeypatch.setattr(findings, "_LABELLED", ("environment", "warnings"))
+    skip(findings, "forbidden_changes", answer=[])(monkeypatch)
+    assert Label.GLOBAL_FLAGS not in evaluate(judge, "h15_precision_of_others").labels
 
 
 @pytest.mark.exhaustive

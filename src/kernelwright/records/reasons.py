@@ -202,7 +202,7 @@ class Label(DescribedCode):
     CUSTOM_KERNEL = "custom-kernel", "has CUDA, Triton or C++ source of its own"
     CUDA_GRAPH = "cuda-graph", "replays a CUDA graph"
     ALIASED_OUTPUT = "aliased-output", "a later call overwrites the output of an earlier one"
-    GLOBAL_FLAGS = "global-flags", "sets process-wide performance flags"
+    GLOBAL_FLAGS = "global-flags", "sets process-wide flags of speed or precision, environment variables, filters or seeds"
     STATE_DIFFERS = (
         "state-differs",
         "weights cannot be loaded into it: judged with its first ones, which were not drawn anew",

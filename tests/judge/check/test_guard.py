@@ -276,35 +276,36 @@ SETTINGS = {
     "default_device": "cpu",
     "grad_enabled": True,
     "deterministic": False,
-    "matmul_precision": "highest",
-    "cudnn_tf32": True,
-    "cudnn_benchmark": False,
-    "threads": 1,
+    "flags": {"float32_matmul_precision": "highest", "cudnn_allow_tf32": "True", "threads": "1"},
+    "environment": {"PATH": "/bin"},
+    "warnings": [],
+    "signals": {},
     "flush_denormal": False,
 }
 
 
 def test_unchanged_settings_say_nothing():
-    assert findings.dynamic_labels(SETTINGS, dict(SETTINGS)) == set()
-    assert findings.forbidden_changes(SETTINGS, dict(SETTINGS)) == []
+    assert findings.changed_settings(SETTINGS, dict(SETTINGS)) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "value", "labels"),
     [
-        ("cudnn_benchmark", True, {Label.GLOBAL_FLAGS}),
-        ("matmul_precision", "high", {Label.GLOBAL_FLAGS, Label.TF32}),
-        ("cudnn_tf32", False, {Label.GLOBAL_FLAGS}),
+        ("flags", SETTINGS["flags"] | {"float32_matmul_precision": "high"}, {Label.GLOBAL_FLAGS, Label.TF32}),
+        ("flags", SETTINGS["flags"] | {"cudnn_allow_tf32": "False"}, {Label.GLOBAL_FLAGS}),
+        ("environment", {"PATH": "/bin", "OMP_NUM_THREADS": "1"}, {Label.GLOBAL_FLAGS}),
+        ("warnings", ["('ignore', None, <class 'Warning'>)"], {Label.GLOBAL_FLAGS}),
     ],
 )
 def test_performance_settings_are_labels(name, value, labels):
-    assert findings.dynamic_labels(SETTINGS, SETTINGS | {name: value}) == labels
-    assert findings.forbidden_changes(SETTINGS, SETTINGS | {name: value}) == []
+    changes = findings.changed_settings(SETTINGS, SETTINGS | {name: value})
+    assert findings.dynamic_labels(changes).keys() == labels
+    assert findings.forbidden_changes(changes) == []
 
 
 @pytest.mark.parametrize("name", ["default_dtype", "default_device", "grad_enabled", "deterministic", "flush_denormal"])
 def test_settings_that_a_drop_in_leaves_alone_are_named(name):
-    (found,) = findings.forbidden_changes(SETTINGS, SETTINGS | {name: "other"})
+    (found,) = findings.forbidden_changes(findings.changed_settings(SETTINGS, SETTINGS | {name: "other"}))
     assert found == f"{name}: {SETTINGS[name]} -> other"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from kernelwright.judge.worker.inspection import global_state, library_functions, operations_of
+from kernelwright.judge.worker.inspection import Library, global_state, operations_of
 
 ROWS, STEPS = 3, 5
 
@@ -86,13 +86,14 @@ def test_attention_and_the_fast_path_of_a_transformer():
 
 def test_nothing_of_the_process_is_changed_even_where_the_call_raises():
     def settings() -> tuple[object, ...]:
-        return global_state(), library_functions(), torch.backends.mha.get_fastpath_enabled()
+        return global_state(), library.replaced(), torch.backends.mha.get_fastpath_enabled()
 
     def failing() -> None:
         nn.Linear(8, 8)(torch.randn(2, 8))
         raise ValueError("the call's own")
 
     counted(nn.Linear(8, 8), torch.randn(2, 8))  # imports
+    library = Library()
     before = settings()
     counted(nn.LSTM(8, 16), torch.randn(STEPS, ROWS, 8))
     with pytest.raises(ValueError, match="the call's own"):

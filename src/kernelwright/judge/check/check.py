@@ -20,7 +20,7 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.draws import CALLS, are_alike, sampled
 from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import secret_seed, some_of
-from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings
+from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings, leak_findings
 from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State
 from kernelwright.judge.check.weights import (
     check_buffers,
@@ -123,33 +123,43 @@ def ask_or_label(examiner: Examiner, inputs: InputSet, slot: int) -> None:
 _GROWN_BYTES = 8 << 20
 _GROWTH_S, _GROWTH_CALLS_MAX, _GROWTHS = 0.03, 4096, 3
 """Memory that a module takes which keeps every output, time and calls for that, and how often running. Our choice."""
+_LEFT_SHARE = 0.25
+"""Share of calls that leave something behind which is not chance. Our choice."""
 
 
 def check_growth(examiner: Examiner) -> None:
-    """Many calls must not take more and more memory; half an output a call is too little to be seen."""
+    """Many calls must not take more and more memory, nor leave anything else behind; half an output a call is too little to
+    be seen. Nor may each draw from the program's random generators, or seed them."""
     trial, side, output_bytes = examiner.trial, examiner.candidate, examiner.trial.facts.shapes.output_bytes
     if trial.facts.stateful or (trial.facts.has_buffers and not trial.reloads_state):
         return  # only one side would be called
     calls = max(4, math.ceil(_GROWN_BYTES / output_bytes))
     start_s = time.perf_counter()
     side.repeat(4)
-    if calls > _GROWTH_CALLS_MAX or (time.perf_counter() - start_s) * calls / 4 > _GROWTH_S:
+    weighs = calls <= _GROWTH_CALLS_MAX and (time.perf_counter() - start_s) * calls / 4 <= _GROWTH_S
+    calls = calls if weighs else 1
+    grown = _left_behind(side, calls)
+    limits = dict.fromkeys(grown, max(1.0, calls * _LEFT_SHARE)) | {"draws": _GROWTHS}
+    limits["bytes of memory"] = calls * output_bytes / 2 if weighs else math.inf
+    if over := [kind for kind in grown if grown[kind] >= limits[kind]]:
+        own = _left_behind(examiner.reference, calls)
+        trial.findings.add(leak_findings({kind: grown[kind] for kind in over if own[kind] < grown[kind] / 2}, calls))
+    if not weighs:
         return
-    grown = _grown_bytes(side, calls)
-    if grown > calls * output_bytes / 2 and _grown_bytes(examiner.reference, calls) < grown / 2:
-        raise RejectionError(Reason.OUT_OF_MEMORY, f"its memory grows by {grown / calls / 1024:.1f} KiB with each call")
     if trial.reloads_state and trial.facts.has_buffers:
         examiner.load(trial.facts.weights)
     examiner.ask(InputSet("own-after-many", INPUT_SETS[0].vary, "counting calls"), slot=0, reason=Reason.TIMED_OUTPUT_WRONG)
 
 
-def _grown_bytes(side: Side, calls: int) -> int:
-    """Memory that so many calls of a side take, and keep."""
-    held = []
+def _left_behind(side: Side, calls: int) -> dict[str, int]:
+    """What so many calls of a side take and keep, by kind; and how often they moved random generators, of `_GROWTHS`."""
+    seen = []
     for _ in range(_GROWTHS + 1):
         side.repeat(calls)  # the first time, what is kept of the latest calls fills up
-        held.append(side.inspect().memory_bytes)
-    return min(after - before for before, after in itertools.pairwise(held))
+        seen.append(side.held())
+    pairs = [(before.held, after.held) for before, after in itertools.pairwise(seen)]
+    grown = {kind: min(after[kind] - before[kind] for before, after in pairs) for kind in seen[0].held}
+    return grown | {"draws": sum(one.moved for one in seen[1:])}
 
 
 def check_layouts(examiner: Examiner) -> None:

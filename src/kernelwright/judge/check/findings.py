@@ -203,8 +203,9 @@ class CheckFindings:
 
 _NUMBERS_DIFFER = 1e-5
 """Relative error allowed of a Python float among outputs, for another order of summing; TF32 leaves more. Our choice."""
-_PERFORMANCE = ("matmul_precision", "cudnn_tf32", "cudnn_benchmark", "cudnn_deterministic", "mkldnn", "threads")
-"""Settings that change how fast or how exact the user's other modules are; all others a drop-in must leave alone."""
+_LABELLED = ("flags", "environment", "warnings")
+"""Settings that change how fast or how exact the user's other modules are, what compilers and libraries read, and what is
+printed; all others a drop-in must leave alone."""
 
 
 def interface_findings(built: BuiltModule, facts: TaskFacts) -> list[CheckFinding]:
@@ -308,32 +309,59 @@ def held_findings(
     return [overwritten(labels, "the first call's output was changed by a later call")]
 
 
-def process_findings(seen: Inspection, training: bool) -> Iterator[CheckFinding]:
-    """Deviations of a candidate's process after its calls: settings, library functions, and the mode of its module."""
-    changes = forbidden_changes(seen.before, seen.after)
-    changes += [f"{name} was replaced" for name in seen.patched]
-    if changes:
-        yield CheckFinding.wrong(Reason.GLOBAL_STATE_CHANGED, "; ".join(changes))
-    if seen.training != training:
+def process_findings(reference: Inspection, seen: Inspection, training: bool) -> Iterator[CheckFinding]:
+    """Deviations of a candidate's process after its calls: settings, library functions, and the mode of its module.
+
+    The reference may change the same ones.
+    """
+    own = changed_settings(reference.before, reference.after)
+    changes = {name: how for name, how in changed_settings(seen.before, seen.after).items() if name not in own}
+    forbidden = forbidden_changes(changes) + [
+        f"{name} was replaced" for name in seen.patched if name not in reference.patched
+    ]
+    if forbidden:
+        yield CheckFinding.wrong(Reason.GLOBAL_STATE_CHANGED, "; ".join(forbidden))
+    if seen.training not in (training, reference.training):
         yield CheckFinding.lacking(Reason.MODE_MISMATCH, f"after the calls the module has training={seen.training}")
-    for label in sorted(dynamic_labels(seen.before, seen.after)):
-        yield CheckFinding.remark(label, "a process-wide setting was changed")
+    for label, names in dynamic_labels(changes).items():
+        yield CheckFinding.remark(label, f"process-wide settings were changed: {listed(names)}")
 
 
-def dynamic_labels(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[Label]:
-    """Labels that follow from process-wide settings before the build and after the calls."""
-    labels: set[Label] = set()
-    if any(before.get(name) != after.get(name) for name in _PERFORMANCE):
-        labels.add(Label.GLOBAL_FLAGS)
-    if before.get("matmul_precision") == "highest" and after.get("matmul_precision") != "highest":
-        labels.add(Label.TF32)
-    return labels
+def leak_findings(grown: Mapping[str, int], calls: int) -> Iterator[CheckFinding]:
+    """Deviations of what so many calls leave behind each time they are made, by kind."""
+    for kind, number in grown.items():
+        if kind == "bytes of memory":
+            detail = f"its memory grows by {number / calls / 1024:.1f} KiB with each call"
+            yield CheckFinding.wrong(Reason.OUT_OF_MEMORY, detail)
+        elif kind == "draws":
+            detail = "each call draws from the random generators of Python or NumPy, or seeds them or PyTorch's"
+            yield CheckFinding.wrong(Reason.GLOBAL_STATE_CHANGED, detail)
+        else:
+            yield CheckFinding.wrong(Reason.GLOBAL_STATE_CHANGED, f"{calls} calls leave {number} {kind} behind")
 
 
-def forbidden_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Process-wide settings that this module has changed and a drop-in must leave alone."""
-    names = sorted((before.keys() | after.keys()) - set(_PERFORMANCE))
-    return [f"{name}: {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]
+def changed_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """Process-wide settings that differ, and how; those of a group as `group.name`."""
+    changes: dict[str, str] = {}
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changes |= {f"{name}.{inner}": how for inner, how in changed_settings(old, new).items()}
+        elif old != new:
+            changes[name] = f"{old} -> {new}"
+    return changes
+
+
+def dynamic_labels(changes: Mapping[str, str]) -> dict[Label, list[str]]:
+    """Labels that follow from changed settings, each with those settings."""
+    names = [name for name in changes if name.partition(".")[0] in _LABELLED]
+    lowered = [name for name in names if name == "flags.float32_matmul_precision" and changes[name].startswith("highest ->")]
+    return {label: those for label, those in ((Label.GLOBAL_FLAGS, names), (Label.TF32, lowered)) if those}
+
+
+def forbidden_changes(changes: Mapping[str, str]) -> list[str]:
+    """Changed settings that a drop-in must leave alone."""
+    return [f"{name}: {how}" for name, how in changes.items() if name.partition(".")[0] not in _LABELLED]
 
 
 def _same_structure(mine: Any, theirs: Any, allowed: float) -> bool:

@@ -10,7 +10,6 @@ import torch
 
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import (
-    Asks,
     CheckFindings,
     Demands,
     RejectionError,
@@ -151,9 +150,4 @@ class Trial:
     def check_process(self, reference: Side, candidate: Side) -> None:
         """Keep findings about what a candidate has done to its process and its mode; raises RejectionError. What the
         reference has done to its own is nothing to reject another for."""
-        training = self.facts.oracle.training
-        found = [*process_findings(candidate.inspect(), training)]
-        if any(finding.asks is not Asks.NEITHER for finding in found):
-            theirs = [*process_findings(reference.inspect(), training)]
-            found = [finding for finding in found if finding.asks is Asks.NEITHER or finding not in theirs]
-        self.findings.add(found)
+        self.findings.add(process_findings(reference.inspect(), candidate.inspect(), self.facts.oracle.training))

@@ -165,8 +165,11 @@ class ForkServer:
 
 def main(handle: int) -> None:
     """Serve the parent until it closes its end."""
-    from kernelwright.judge.worker import serving  # noqa: F401 - imports torch once, for all workers that are forked off
+    import statistics  # noqa: F401 - among what a module shares with its user
 
+    from kernelwright.judge.worker import inspection, serving  # noqa: F401 - imports torch once, for all that are forked off
+
+    inspection.library()
     sandbox.adopt_orphans()
     loop = ForkLoop(Channel(socket.socket(fileno=handle)))
     loop.import_modules(json.loads(os.environ.get(_IMPORTED, "[]")))
@@ -269,6 +272,8 @@ class ForkLoop:
 
     def import_modules(self, names: Sequence[str]) -> None:
         """Import modules; one that is not there is left to the workers, as is one whose import fails."""
+        from kernelwright.judge.worker import inspection
+
         left_out = json.loads(os.environ.get(_LEFT_OUT, "[]"))
         if not (names := [name for name in names if name not in left_out]):
             return
@@ -282,6 +287,8 @@ class ForkLoop:
             os.environ |= {_IMPORTED: json.dumps(self._imported), _LEFT_OUT: json.dumps([*left_out, *names])}
             os.execv(sys.executable, sys.orig_argv)
         self._imported += names
+        inspection.library.cache_clear()
+        inspection.library()
         gc.collect()
         gc.freeze()
 

@@ -6,6 +6,7 @@ A worker's answers are parsed field by field: in a candidate's process the harne
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -74,7 +75,13 @@ class Inspection(Mode):
     before: dict[str, Any]
     after: dict[str, Any]
     patched: tuple[str, ...]
-    memory_bytes: int = 0
+
+
+class Held(_WorkerReply):
+    """What a process holds by kind, and whether calls moved random generators."""
+
+    held: dict[str, int]
+    moved: bool
 
 
 class Operators(_WorkerReply):
@@ -258,6 +265,10 @@ class Side:
     def inspect(self) -> Inspection:
         """Process-wide settings before and after, and the module's interface."""
         return self._asked(Inspection, "inspect", self._settings.run_limit_s)
+
+    def held(self) -> Held:
+        """What the process holds now; random generators begin elsewhere after it."""
+        return self._asked(Held, "held", self._settings.run_limit_s, seed=secrets.randbits(32))
 
     def operators(self) -> list[str]:
         """PyTorch operators that the latest call runs when it is made again, by the worker's own account."""

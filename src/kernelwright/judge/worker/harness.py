@@ -11,21 +11,24 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import random
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from kernelwright.judge.worker.arena import TensorSpec, close_arena, open_arena
 from kernelwright.judge.worker.clocks import DeviceClock, HostClock
 from kernelwright.judge.worker.inspection import (
     FREE_OPERATORS,
-    WRAPPED_BY_COMPILE,
+    Library,
+    generators,
     global_state,
-    library_functions,
-    memory_bytes,
+    held,
+    library,
     operators_of,
 )
 from kernelwright.judge.worker.structure import Delivered, OutputMetadata, aliases_of, unflatten, walk
@@ -85,7 +88,10 @@ class Harness:
         short call, and only the parent's clock would see it."""
         self.left_gradients_on = False
         self.before = global_state()
-        self.functions = library_functions()
+        self.library: Library = library()
+        self.drawn, self.seeded = generators()
+        """State of the random generators of Python and NumPy, and seeds of PyTorch's that are the harness's own."""
+        self.left_seeds = False
         self.model: torch.nn.Module | None = None
         self.replaced: list[torch.Tensor] = []
         """Memory of parameters before they were replaced: a module that kept the address is to be stale and not to crash."""
@@ -111,6 +117,7 @@ class Harness:
         self.model = cls(*arguments).to(self.device)
         registered = _registered_within(self.model)
         self.renamed = {key: value for key, value in self.model.state_dict().items() if key not in registered}
+        self.left_seeds = self.moved_generators({message["seed"]})
         return self.interface()
 
     def registered(self) -> dict[str, torch.Tensor]:
@@ -201,20 +208,25 @@ class Harness:
         """Process-wide settings before the build and now, and library functions that are no longer what they were."""
         assert self.model is not None
         after = global_state()
+        after["flags"] |= {"seeds": "set when it was built"} if self.left_seeds else {}
         after["grad_enabled"] = after["grad_enabled"] if not self.left_gradients_on else "turned on inside no_grad"
-        patched = self.patched(library_functions())[:20]
-        training = bool(self.model.training)
-        held = memory_bytes(self.device)
-        return {"before": self.before, "after": after, "patched": patched, "training": training, "memory_bytes": held}
+        patched = self.library.replaced()[:20]
+        return {"before": self.before, "after": after, "patched": patched, "training": bool(self.model.training)}
 
-    def patched(self, now: dict[str, int]) -> list[str]:
-        """Functions of libraries that are no longer what they were, beside those that torch.compile replaces."""
-        compiles = "torch._dynamo" in sys.modules
-        return sorted(
-            name
-            for name, identity in self.functions.items()
-            if now.get(name) != identity and not (compiles and name in WRAPPED_BY_COMPILE)
-        )
+    def op_held(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What the process holds, and whether calls have moved random generators since this was asked last. They begin
+        elsewhere then: a module that sets the same seed in each call is seen too."""
+        moved = self.moved_generators(self.seeded)
+        random.seed(message["seed"])
+        numpy.random.seed(message["seed"] % (1 << 32))
+        self.seed(message["seed"])
+        self.drawn, self.seeded = generators()
+        return {"held": held(self.device, Path(self.config["private"])), "moved": moved}
+
+    def moved_generators(self, seeds: set[int]) -> bool:
+        """Whether somebody has drawn from the generators of Python and NumPy, or given PyTorch's another seed than these."""
+        drawn, found = generators()
+        return drawn != self.drawn or not found <= seeds
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
         """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
@@ -256,6 +268,7 @@ class Harness:
         _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
         if seed is not None:
             self.seed(seed)
+            self.seeded = {seed}
         model, clock = self.model, self.clock
         assert model is not None
         with _no_grad():
@@ -281,8 +294,7 @@ class Harness:
 
     def drop_module(self) -> bool:
         """Let go of the module and of what it returned; returns whether settings and libraries are as they were."""
-        now = library_functions()
-        unchanged = global_state() == self.before and now.keys() == self.functions.keys() and not self.patched(now)
+        unchanged = global_state() == self.before and not self.library.replaced(or_added=True)
         self.model = None
         self.renamed.clear()
         self.replaced.clear()

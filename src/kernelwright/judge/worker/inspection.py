@@ -5,14 +5,23 @@ It also counts the arithmetic of a call's products.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import json
 import math
 import os
+import random
+import re
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy
 import torch
 from torch.profiler import ExecutionTraceObserver
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -128,38 +137,26 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: 
     return 2 * math.prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
-_WATCHED_MODULES = (
-    "time",
-    "statistics",
-    "builtins",
-    "math",
-    "random",
-    "json",
-    "socket",
-    "numpy",
-    "torch",
-    "torch.nn.functional",
-    "torch.cuda",
-    "torch.linalg",
-    "torch.testing",
-    "torch.autograd",
-    "torch.backends.cudnn",
-    "torch.random",
-)
-_WATCHED_CLASSES: tuple[type, ...] = (
-    torch.Tensor,
-    torch.cuda.Event,
-    torch.cuda.Stream,
-    torch.Generator,
-    *(value for value in vars(torch.nn).values() if isinstance(value, type)),
-)
 _MODULE_HOOKS = [
     value for name, value in vars(torch.nn.modules.module).items() if name.startswith("_global_") and isinstance(value, dict)
 ]
 """Hooks on all modules of a process."""
 
-WRAPPED_BY_COMPILE = frozenset({"torch.Module.__init__", "torch.Module.__setstate__", "torch.manual_seed"})
-"""Functions that torch.compile replaces when it is first used."""
+_WRAPPED_BY_COMPILE = frozenset(f"torch.nn.modules.module.Module.{name}" for name in ("__init__", "__setstate__"))
+"""Functions that torch.compile replaces when it is first used, beside those that its own wrap."""
+_FLAGS = re.compile(
+    r"_get_(\w+(enabled|allow_\w+|precision|benchmark|deterministic|accumulation|priority_order|preferred_backend))"
+)
+"""Names of PyTorch's functions that read a setting of speed or precision."""
+PRECISIONS = [(backend, part) for backend in ("cuda", "mkldnn") for part in ("matmul", "conv", "rnn")]
+"""Backends and kinds of operators whose float32 may be computed in less."""
+_OF_COMPILERS = re.compile(r"_?(TORCH|PYTORCH|TRITON|CUDA)")
+"""Beginnings of environment variables that compilers read, and set."""
+_BLANKET = (Warning, UserWarning, RuntimeWarning)
+"""Categories of warnings that are many packages'."""
+_RECURSION_LIMIT = sys.getrecursionlimit()
+_LIBRARY = (str(Path(os.__file__).parent), str(Path(torch.__file__).parents[1]), "<frozen ")
+"""Beginnings of the paths of installed code."""
 
 
 _TINY = float("1e-30")
@@ -167,21 +164,24 @@ _TINY = float("1e-30")
 
 
 def global_state() -> dict[str, Any]:
-    """Process-wide settings of PyTorch that a module can change."""
+    """Process-wide settings of PyTorch and Python that a module can change."""
     return {
+        "flags": _flags(),
+        "environment": {name: value for name, value in os.environ.items() if not _OF_COMPILERS.match(name)},
+        "warnings": [str(one[:3]) for one in warnings.filters if one[1] is one[3] is None and one[2] in _BLANKET],
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
         "grad_enabled": torch.is_grad_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_tf32": torch.backends.cudnn.allow_tf32,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "threads": torch.get_num_threads(),
         "working_directory": os.getcwd(),
         "file_mode_mask": _file_mode_mask(),
         "tracing": sys.gettrace() is not None or sys.getprofile() is not None,
         "hooks": [id(sys.excepthook), id(sys.displayhook), id(sys.stdout), id(sys.stderr), id(sys.stdin)],
+        "import_finders": [type(one).__qualname__ for one in (*sys.meta_path, *sys.path_hooks) if not _is_of_library(one)],
+        "signals": _signal_handlers(),
+        "recursion_limit": min(sys.getrecursionlimit(), _RECURSION_LIMIT),  # compilers raise it
+        "switch_interval": sys.getswitchinterval(),
+        "collector": [gc.isenabled(), *gc.get_threshold(), *map(id, gc.callbacks)],
         "modes": [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
         # Of what computes alone: PyTorch itself registers some that only transform, when `vmap` is first used.
         "kernels": sum(name.startswith("aten/") and name.endswith(("/CPU", "/CUDA")) for name in torch.library._impls),
@@ -189,9 +189,57 @@ def global_state() -> dict[str, Any]:
         "autocast": [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
         "inference_mode": torch.is_inference_mode_enabled(),
         "anomalies": torch.is_anomaly_enabled(),
-        "mkldnn": bool(torch.backends.mkldnn.enabled),
         "rounding": [1.0 + _TINY, 1.0 - _TINY],  # to nearest both are 1
         "flush_denormal": bool((torch.tensor([1e-40]) * 1.0).item() == 0.0),
+    }
+
+
+def _flags() -> dict[str, str]:
+    """Settings that change how fast or how exact the modules of a process are, by their names in PyTorch."""
+    readers = {found[1]: getattr(torch._C, found[0]) for found in map(_FLAGS.fullmatch, dir(torch._C)) if found}
+    readers |= {
+        f"{backend}_{part}_fp32_precision": functools.partial(torch._C._get_fp32_precision_getter, backend, part)
+        for backend, part in PRECISIONS
+    }
+    return {"threads": str(torch.get_num_threads()), **{name: str(read()) for name, read in readers.items()}}
+
+
+def _signal_handlers() -> dict[str, int]:
+    handlers = {str(number): signal.getsignal(number) for number in signal.valid_signals()}
+    return {name: id(one) if callable(one) else int(one or 0) for name, one in handlers.items() if one != signal.SIG_DFL}
+
+
+def _is_of_library(value: Any) -> bool:
+    """Whether an installed package defines the class of a value, or the value where it is a class or function itself."""
+    if type(value) is FunctionType:
+        return value.__code__.co_filename.startswith(_LIBRARY)
+    kind = value if _is_class(value) else type(value)
+    module = sys.modules.get(kind.__module__)
+    path = getattr(module, "__file__", None) or _LIBRARY[0]  # those that are frozen or built in have none
+    return path.startswith(_LIBRARY) and getattr(module, kind.__name__, None) is kind
+
+
+def generators() -> tuple[Any, set[int]]:
+    """State of the generators of Python and NumPy, and the seeds of PyTorch's."""
+    numbers = numpy.random.get_state(legacy=False)["state"]
+    seeds = {torch.initial_seed()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        seeds.add(torch.cuda.initial_seed())
+    return (random.getstate(), numbers["key"].tobytes(), numbers["pos"]), seeds
+
+
+def held(device: torch.device, folder: Path) -> dict[str, int]:
+    """What this process holds that calls may leave behind: bytes of memory, descriptors, threads, children, files."""
+    threads, children = list(Path("/proc/self/task").iterdir()), list[str]()
+    for thread in threads:
+        with contextlib.suppress(OSError):  # of a thread that has ended, or a kernel that does not say
+            children += (thread / "children").read_text().split()
+    return {
+        "bytes of memory": memory_bytes(device),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(threads),
+        "children": len(children),
+        "files": sum(len(files) for _, _, files in os.walk(folder)),
     }
 
 
@@ -204,16 +252,60 @@ def memory_bytes(device: torch.device) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
-def library_functions() -> dict[str, int]:
-    """Identity of every function of the libraries that a drop-in module shares with its user, and of what it does."""
-    places: list[tuple[str, Any]] = [(name, sys.modules[name]) for name in _WATCHED_MODULES if name in sys.modules]
-    places += [(f"torch.{cls.__name__}", cls) for cls in _WATCHED_CLASSES]
-    return {
-        f"{place}.{name}": hash((id(value), id(getattr(value, "__code__", None)), id(getattr(value, "__defaults__", None))))
-        for place, owner in places
-        for name, value in vars(owner).items()
-        if callable(value) and not isinstance(value, type)
-    }
+class Library:
+    """Functions and classes of every public module that is loaded now: a drop-in module shares them with its user."""
+
+    def __init__(self) -> None:
+        public = [name for name in list(sys.modules) if "._" not in f".{name}" and not name.startswith("kernelwright")]
+        modules = [(name, sys.modules[name]) for name in public if issubclass(type(sys.modules[name]), ModuleType)]
+        self._owners: list[tuple[str, Any, dict[str, Any]]] = [(name, module, {**vars(module)}) for name, module in modules]
+        for name, _, values in self._owners[:]:
+            classes = [one for one in values.values() if _is_class(one) and vars(one).get("__module__") == name]
+            self._owners += [(f"{name}.{one.__qualname__}", one, {**vars(one)}) for one in classes]
+        everything = [one for _, _, values in self._owners for one in values.values()]
+        everything += [one.__func__ for one in everything if type(one) in (staticmethod, classmethod)]
+        self._bodies = {one: _body(one) for one in everything if type(one) is FunctionType}
+
+    def replaced(self, *, or_added: bool = False) -> list[str]:
+        """Those that are no longer what they were, beside what torch.compile wraps; or functions that are new in modules."""
+        found = {f"{one.__module__}.{one.__qualname__}" for one, body in self._bodies.items() if _body(one) != body}
+        for place, owner, before in self._owners:
+            now = vars(owner)
+            changed = [name for name, value in before.items() if now.get(name) is not value and _runs(value)]
+            if not _is_class(owner):
+                added = now.items() if or_added else ()
+                changed += [name for name, value in added if type(value) is FunctionType and not _runs(before.get(name))]
+            elif len(now) != len(before):
+                bases = [vars(base) for base in owner.__mro__[1:]]
+                changed += [name for name in now.keys() - before.keys() if any(_runs(base.get(name)) for base in bases)]
+            found |= {f"{place}.{name}" for name in changed if not self._wraps(now.get(name), name)}
+        return sorted(found - _WRAPPED_BY_COMPILE)
+
+    def _wraps(self, value: Any, name: str) -> bool:
+        """Whether an installed package's new function wraps the one that was there, as torch.compile's do in optimisers."""
+        wrapped = value
+        while type(wrapped) is FunctionType and wrapped not in self._bodies and _is_of_library(wrapped):
+            wrapped = getattr(wrapped, "__wrapped__", None)
+        known = type(wrapped) is FunctionType and wrapped in self._bodies
+        return known and wrapped is not value and wrapped.__name__ == name
+
+
+@functools.cache
+def library() -> Library:
+    """The library as it was when this was first called: by the process that forks workers, for all of them."""
+    return Library()
+
+
+def _runs(value: Any) -> bool:
+    return callable(value) or issubclass(type(value), property | staticmethod | classmethod | ModuleType)
+
+
+def _is_class(value: Any) -> bool:
+    return issubclass(type(value), type)  # `isinstance` would ask the value, and some warn
+
+
+def _body(function: Any) -> tuple[int, ...]:
+    return id(function.__code__), id(function.__defaults__), id(function.__kwdefaults__)
 
 
 def _file_mode_mask() -> int:

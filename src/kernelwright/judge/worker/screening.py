@@ -33,7 +33,7 @@ from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.worker.harness import Harness
-from kernelwright.judge.worker.inspection import global_state, library_functions, operations_of, operators_of
+from kernelwright.judge.worker.inspection import PRECISIONS, Library, global_state, operations_of, operators_of
 from kernelwright.judge.worker.structure import OutputMetadata, flatten, unflatten, walk
 from kernelwright.records import Candidate, Label, Reason, Task
 from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life, device_is_full
@@ -125,7 +125,7 @@ class ScreeningHarness(Harness):
             least_us, reference_us = size / self.bytes_per_us(), self._whole_us(own)
             operations_us = self.operations_us(self.posed[0])
             torch.cuda.empty_cache()
-        self.before, self.functions, self._base = global_state(), library_functions(), self._held_bytes()
+        self.before, self.library, self._base = global_state(), Library(), self._held_bytes()
         known = {"least_us": least_us, "operations_us": operations_us, "memory_bytes": memory_bytes}
         return known | {"reference_us": reference_us}
 
@@ -370,10 +370,13 @@ class ScreeningHarness(Harness):
     def op_next(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of the candidate; whether the process is as it was, and the memory that it has gained."""
         # Flags that a drop-in may set for its own process; the next candidate must not find them.
-        torch.backends.cudnn.benchmark = self.before["cudnn_benchmark"]
-        torch.backends.cudnn.allow_tf32 = self.before["cudnn_tf32"]
-        torch.set_float32_matmul_precision(self.before["matmul_precision"])
-        torch.set_num_threads(self.before["threads"])
+        flags = self.before["flags"]
+        torch.backends.cudnn.benchmark = flags["cudnn_benchmark"] == "True"
+        torch.backends.cudnn.allow_tf32 = flags["cudnn_allow_tf32"] == "True"
+        torch.set_float32_matmul_precision(flags["float32_matmul_precision"])
+        for backend, part in PRECISIONS:
+            torch._C._set_fp32_precision_setter(backend, part, flags[f"{backend}_{part}_fp32_precision"])
+        torch.set_num_threads(int(flags["threads"]))
         if self._thread:
             self._thread.shutdown()
             self._thread = None

@@ -124,8 +124,6 @@ def prepare_directories(private: Path, build: Path) -> None:
     """Point every cache and temporary file of this process into its private directory."""
     for name in ("home", "tmp"):
         (private / name).mkdir(parents=True, exist_ok=True)
-    for module in ("statistics", "numpy", "json"):
-        importlib.import_module(module)
     os.environ |= {
         "HOME": str(private / "home"),
         "TMPDIR": str(private / "tmp"),
