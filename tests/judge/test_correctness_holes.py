@@ -239,6 +239,45 @@ def test_inputs_of_any_layout_are_judged_as_the_task_draws_them(judge, inputs):
     assert not found.contracts[Contract.KERNELBENCH].kept
 
 
+SPARSE = task(
+    "return torch.sparse.mm(self.adjacent, self.linear(inputs[0]))",
+    init="self.linear = torch.nn.Linear(16, 16); self.register_buffer('adjacent', {sparse})".format(
+        sparse="torch.randn(32, 32).clamp_min(1).sub(1).to_sparse()"
+    ),
+    name="sparse",
+)
+GATHERED = """a, y = self.adjacent.coalesce(), self.linear(inputs[0])
+        return torch.zeros_like(y).index_add_(0, a.indices()[0], y[a.indices()[{by}]] * a.values()[:, None])"""
+EIGHT_BITS = task(
+    "return (inputs[0].float() @ self.weight.float()).to(torch.float8_e5m2)",
+    "[torch.randn(32, 16).to(torch.float8_e4m3fn)]",
+    "self.weight = torch.nn.Parameter(torch.randn(16, 16).to(torch.float8_e4m3fn), requires_grad=False)",
+    name="eight bits",
+)
+TRANSPOSED = "return (self.weight.float().t() @ inputs[0].float().t()).t(){times}.to(torch.float8_e5m2).contiguous()"
+
+
+@pytest.mark.parametrize(
+    ("made", "forward", "accepted"),
+    [
+        pytest.param(SPARSE, GATHERED.format(by=1), True, id="sparse buffer"),
+        pytest.param(SPARSE, GATHERED.format(by=0), False, id="sparse buffer, wrong", marks=SECOND),
+        pytest.param(EIGHT_BITS, TRANSPOSED.format(times=""), True, id="eight bits"),
+        pytest.param(EIGHT_BITS, TRANSPOSED.format(times=".mul(1.5)"), False, id="eight bits, wrong"),
+    ],
+)
+def test_sparse_buffers_and_floats_of_eight_bits_are_judged(judge, made, forward, accepted):
+    text = made.source.partition("def forward(self, *inputs):")[2].partition("\n\n")[0].strip()
+    found = judge.evaluate(made, like(made, text, forward), settings=CHECK)
+    assert found.accepted is accepted, why(found)
+
+
+def test_a_sparse_buffer_that_was_made_dense_is_no_drop_in(judge):
+    dense = like(SPARSE, ".to_sparse()", "")
+    found = judge.evaluate(SPARSE, Candidate(source=dense.source.replace("torch.sparse.mm", "torch.mm")), settings=CHECK)
+    assert found.reason is Reason.STATE_MISMATCH, why(found)
+
+
 @pytest.mark.parametrize(
     ("defence", "made", "old", "new"),
     [

@@ -844,6 +844,11 @@ BROKEN = {
     "inputs are no list": (task("return inputs[0]", "torch.randn(3)"), "list of inputs"),
     "inputs of a strange kind": (task("return inputs[0]", "[torch.randn(3), object()]"), "object"),
     "forward raises": (task("raise RuntimeError('broken')"), "broken"),
+    "sparse inputs": (
+        task("return inputs[0].to_dense()", "[torch.eye(4).to_sparse()]"),
+        "tensor 0 a tensor of layout torch.sparse_coo. Keep its indices and values",
+    ),
+    "sparse outputs": (task("return inputs[0].to_sparse()"), "a tensor of layout torch.sparse_coo"),
     "forward gives NaN": (task("return inputs[0] * float('nan')"), "NaN"),
     "forward gives no tensor": (task("return 3"), "at least one tensor"),
     "forward gives something strange": (task("return {1}"), "a set"),

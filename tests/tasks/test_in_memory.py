@@ -151,7 +151,7 @@ def mixed():
         (torch.jit.trace(nn.ReLU(), torch.ones(1)), "compiled already. Give the module it was made from"),
         (Replaced(), "the instance replaces it"),
         (mixed(), r"Call model.eval\(\) or model.train\(\)"),
-        (WithExtraState(2, 2), "`_extra_state` of this"),
+        (WithExtraState(2, 2), "found in `_extra_state`, of a WithExtraState, a dict, which is no tensor. Leave it out"),
     ],
 )
 def test_what_cannot_be_optimized_is_refused_with_what_to_do(model, message):
@@ -167,7 +167,7 @@ def test_what_cannot_be_optimized_is_refused_with_what_to_do(model, message):
             r"found \(float32\[2\], float32\[2\]\): too many positional arguments. A tuple",
         ),
         (Inputs(torch.ones(3, 3)), "its forward raised RuntimeError: mat1 and mat2"),
-        (Inputs(torch.ones(2, 2).to_sparse()), "found a Tensor of layout torch.sparse_coo in `input`"),
+        (Inputs(torch.ones(2, 2).to_sparse()), "in `input` a tensor of layout torch.sparse_coo. Keep its"),
         (Inputs(object()), "found a object in `input`"),
     ],
 )
@@ -205,6 +205,21 @@ def test_workers_find_the_modules_of_the_program_that_defines_the_model(tmp_path
         assert fork_server.installed_path()[-2:] == [str(tmp_path), str(tmp_path / "model")]
     assert sys.path[0] == ""
     assert str(tmp_path) not in fork_server.installed_path()
+
+
+def test_modules_with_parametrizations_are_stored_and_keep_what_they_compute(tmp_path):
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), nn.ReLU())
+    (call,) = tried(model, [Inputs(torch.randn(2, 4))])
+    with folder_on_path(tmp_path):
+        stored = bring_to_life(task_of(model, call, tmp_path)).model(0, torch.device("cpu")).model
+    assert stored.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        stored[0].parametrizations.weight.original0.mul_(3.0)
+        model[0].parametrizations.weight.original0.mul_(3.0)
+    x = torch.randn(2, 4)
+    assert torch.equal(stored(x), model(x))
+    with pytest.raises(RuntimeError, match="parametrized"):
+        torch.save(model, tmp_path / "by-torch")
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path):

@@ -50,6 +50,23 @@ def test_masks_flags_positions_and_zeros_stay():
     assert all(torch.equal(*pair) for pair in zip(drawn[2:], kept, strict=True))
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(4, 9)[:, :5],
+        torch.randn(6, 4).mT,
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        (torch.rand(8) > 0.5).expand(4, 8),
+        torch.randn(6, 4).to(torch.float8_e4m3fn).mT,
+    ],
+    ids=["slice", "transposed", "channels last", "expanded", "eight bits"],
+)
+def test_fresh_inputs_lie_in_memory_as_the_examples_do(x):
+    (_, fresh) = draws_of((torch.randn(4), x)).draw()
+    assert (fresh.stride(), fresh.dtype) == (x.stride(), x.dtype)
+    assert torch.isin(fresh.double(), x.double()).all()
+
+
 def test_several_examples_of_one_form_are_drawn_from_together():
     sets = [(torch.randn(64) + shift, torch.tensor([shift > 0])) for shift in (-100, 100)]
     draws = draws_of(*sets)

@@ -11,6 +11,7 @@ import torch
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
 from kernelwright.tasks import bring_to_life, load_task, read_source, seed_generators, task_from_file
+from kernelwright.tasks.loading import unfit_state
 from kernelwright.tasks.source import check_task_source
 
 CPU = torch.device("cpu")
@@ -234,3 +235,67 @@ def test_seeding_is_that_of_torch_and_writes_down_no_stack(monkeypatch):
             patch.setattr(traceback, "format_stack", lambda *arguments: pytest.fail("a stack was written down"))
             seed_generators(7)
         assert torch.equal(torch.rand(3), wanted)
+
+
+def quantised():
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def keeping(value, *, parameter=False):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    if parameter:
+        model[0].register_parameter("kept", torch.nn.Parameter(value, requires_grad=False))
+    else:
+        model[0].register_buffer("kept", value)
+    return model
+
+
+STATES = {
+    "eight bits": (lambda: keeping(torch.ones(4).to(torch.float8_e4m3fn)), None),
+    "a sparse buffer": (lambda: keeping(torch.eye(4).to_sparse_csr()), None),
+    "weight norm": (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), None),
+    "a sparse parameter": (
+        lambda: keeping(torch.eye(4).to_sparse(), parameter=True),
+        "in `0.kept`, of a Linear, a tensor of layout torch.sparse_coo. Keep its indices and values as plain tensors",
+    ),
+    "quantised layers": (
+        quantised,
+        "in `1.0._packed_params.dtype`, of a LinearPackedParams, packed weights of a quantised layer. Give the model",
+    ),
+    "a quantised buffer": (
+        lambda: keeping(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)),
+        "a tensor of torch.qint8",
+    ),
+    "a strange type": (
+        lambda: keeping(torch.ones(4, dtype=torch.complex32)),
+        "a tensor of complex32. Keep it in another type",
+    ),
+    "no sizes yet": (
+        lambda: torch.nn.LazyLinear(4),
+        "in `weight`, of a LazyLinear, a UninitializedParameter without values",
+    ),
+    "expanded": (lambda: keeping(torch.ones(1, 4).expand(3, 4)), "an expanded tensor, into which nothing can be loaded"),
+    "nested": (
+        lambda: keeping(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
+        "a nested tensor. Keep it as plain tensors",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", STATES)
+def test_a_state_that_cannot_be_drawn_anew_is_named_with_its_part_and_what_to_do(what):
+    made, words = STATES[what]
+    found = unfit_state(made())
+    assert (found is None) if words is None else (words in found), found
+
+
+def test_a_task_without_values_is_a_task_error():
+    lazy = live(GOOD.replace("torch.nn.Linear(size, size)", "torch.nn.LazyLinear(size)"))
+    with pytest.raises(TaskError, match=r"LazyLinear, a UninitializedParameter without values. Call the model once"):
+        lazy.model(0, CPU)
+    with pytest.raises(TaskError, match="meta tensor"):
+        live(GOOD.replace("torch.nn.Linear(size, size)", "torch.nn.Linear(size, size, device='meta')")).model(0, CPU)
+    with pytest.raises(TaskError, match="meta tensor"):
+        live(GOOD.replace("torch.randn(2, 3)", "torch.randn(2, 3, device='meta')")).inputs(0, CPU)

@@ -11,6 +11,7 @@ from kernelwright.tasks.loading import (
     give_back_spare_memory,
     printing_aside,
     seed_generators,
+    unfit,
 )
 from kernelwright.tasks.source import read_source
 from kernelwright.tasks.suites import load_task, task_from_file
@@ -19,4 +20,5 @@ __all__ = [
     "INPUT_SETS", "WEIGHT_SETS", "InputSet", "LiveTask", "bring_to_life", "device_is_full", "give_back_spare_memory",
     "has_nan", "is_inexact", "load_task", "map_tensors", "printing_aside", "read_source", "seed_generators",
     "task_from_file",
+    "unfit",
 ]  # fmt: skip

@@ -103,9 +103,7 @@ class InputSet:
         if self.layout or (self.truths and tensor.dtype == torch.bool and not tensor.all() and tensor.any()):
             # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
             return self.vary(tensor, generator) if self.layout else tensor
-        # PyTorch has no arithmetic for floating types of eight bits.
-        narrow = tensor.is_floating_point() and tensor.element_size() == 1
-        varied = self.vary(tensor.float() if narrow else tensor, generator)
+        varied = self.vary(computable(tensor), generator)
         if varied is tensor:
             return tensor
         kept = (-varied if negated else varied) if self.breaks else restored(-varied if negated else varied, invariants)
@@ -127,6 +125,25 @@ def laid_as(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if _span(like) < like.numel() or x.stride() == like.stride():
         return x
     return torch.empty_strided(like.shape, like.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def once(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A tensor without the repetitions of another one's expanded dimensions: into those nothing can be written."""
+    for dim, (size, stride) in enumerate(zip(like.shape, like.stride(), strict=True)):
+        x = x.narrow(dim, 0, 1) if stride == 0 and size > 1 else x
+    return x
+
+
+def copied(x: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """A copy that lies in memory as its original does."""
+    memory = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device or x.device)
+    once(memory, x).copy_(once(x, x))
+    return memory
+
+
+def computable(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with whose type PyTorch computes: floats of eight bits become float32."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
 
 
 def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

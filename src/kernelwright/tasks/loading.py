@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Task
@@ -43,12 +44,12 @@ class LiveTask:
         with _seeded(seed, device), _as_task_error(self.task, "get_inputs"):
             with torch.device(device):
                 drawn = self.module.get_inputs()
-        if not isinstance(drawn, list | tuple):
-            raise TaskError(
-                f"Wanted a list of inputs from get_inputs of {self.task.id}; found {type(drawn).__name__}. Have it return "
-                "the arguments of Model.forward, as in [x]."
-            )
-        return [_to_device(item, device) for item in drawn]
+            if isinstance(drawn, list | tuple):
+                return [_to_device(item, device) for item in drawn]
+        raise TaskError(
+            f"Wanted a list of inputs from get_inputs of {self.task.id}; found {type(drawn).__name__}. Have it return "
+            "the arguments of Model.forward, as in [x]."
+        )
 
     def model(self, seed: int, device: torch.device) -> torch.nn.Module:
         """Construct the reference from a seed.
@@ -59,9 +60,13 @@ class LiveTask:
         given = ", ".join(repr(item)[:40] for item in self.init_inputs)
         with _seeded(seed, device), _as_task_error(self.task, f"Model({given})", _CONSTRUCTOR):
             built = self.module.Model(*self.init_inputs)
+            if isinstance(built, torch.nn.Module):
+                built = built.to(device)
         if not isinstance(built, torch.nn.Module):
             raise TaskError(f"Wanted a torch.nn.Module from Model of {self.task.id}; found {type(built).__name__}.")
-        return built.to(device)
+        if (found := unfit_state(built)) is not None:
+            raise TaskError(f"Wanted plain tensors in the state_dict of Model of {self.task.id}; found {found}")
+        return built
 
 
 def bring_to_life(task: Task) -> LiveTask:
@@ -84,6 +89,53 @@ def bring_to_life(task: Task) -> LiveTask:
     if not isinstance(init_inputs, list | tuple):
         raise TaskError(f"Wanted a list from get_init_inputs of {task.id}; found {type(init_inputs).__name__}.")
     return LiveTask(task, module, list(init_inputs))
+
+
+_DTYPES = """
+    bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float8_e4m3fn float8_e5m2 float16 bfloat16 float32 float64
+    complex64 complex128
+"""
+"""Types of which values can be drawn, varied and compared."""
+
+
+def unfit(value: Any, *, sparse: bool = False) -> str | None:
+    """What a value is that the judge cannot vary, send to its processes or compare, and what to do; None for a plain tensor.
+
+    Args:
+        sparse: True takes a sparse tensor, of which nothing is varied.
+    """
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}, which is no tensor. Leave it out of get_extra_state"
+    if torch.nn.parameter.is_lazy(value):
+        return f"a {type(value).__name__} without values. Call the model once before, or name its sizes in the constructor"
+    if value.is_quantized:
+        return f"a tensor of {value.dtype}. Give the model as it was before it was quantised"
+    if value.is_nested or is_traceable_wrapper_subclass(value):
+        kind = "nested tensor" if value.is_nested else type(value).__name__
+        return f"a {kind}. Keep it as plain tensors, and make it in forward"
+    if value.layout is not torch.strided and not (sparse and "sparse" in str(value.layout)):
+        return f"a tensor of layout {value.layout}. Keep its indices and values as plain tensors, and make it in forward"
+    name = str(value.dtype).removeprefix("torch.")
+    return None if name in _DTYPES.split() else f"a tensor of {name}. Keep it in another type, and convert it in forward"
+
+
+def unfit_state(model: torch.nn.Module) -> str | None:
+    """The first entry of a module's state that can be no weight or buffer, with its part and what to do; None if all can."""
+    parameters, parts = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_modules())
+    for key, value in model.state_dict().items():
+        part = parts.get(key.rpartition(".")[0], model)
+        found = unfit(value, sparse=key not in parameters)
+        if found and "quantized" in type(part).__module__:
+            found = "packed weights of a quantised layer. Give the model as it was before it was quantised"
+        elif (
+            not found
+            and value.layout is torch.strided
+            and any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True))
+        ):
+            found = "an expanded tensor, into which nothing can be loaded. Call .contiguous() on it"
+        if found:
+            return f"in `{key}`, of a {type(part).__name__}, {found}."
+    return None
 
 
 @contextlib.contextmanager

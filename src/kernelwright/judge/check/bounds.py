@@ -23,6 +23,7 @@ from kernelwright.judge.check.compare import (
     lower_precisions,
     of_outputs,
     reordered,
+    unit_of,
 )
 from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, Outputs, State, SumLength, tensors_of
 from kernelwright.judge.check.trial import Trial
@@ -413,6 +414,6 @@ def _loose(dtype: torch.dtype) -> Distance:
     """Tolerance of an output where there is no float64 truth."""
     if not dtype.is_floating_point:
         return Distance(0.0, 0.0)
-    eps = torch.finfo(dtype).eps
+    eps = unit_of(dtype)
     # Of 16 bits, 64 eps would be half of all there is.
     return Distance(64 * eps, 4096 * eps) if eps < 1e-4 else Distance(8 * eps, 64 * eps)

@@ -165,13 +165,19 @@ class Tolerance:
     """Number of lower precisions that are too near the reference to be told from it."""
 
 
+def unit_of(dtype: torch.dtype) -> float:
+    """Distance of 1 from the next larger number; an eighth of it for eight bits, of which several units are everything."""
+    eps = torch.finfo(dtype).eps
+    return eps / 8 if eps > 0.1 else eps
+
+
 def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype, settings: Settings) -> Tolerance:
     """The tolerance of one output on one input set, from the reference's distance and those of lower precisions.
 
     The latter come from the highest down. The first that is clearly worse than the reference is the next lower one: a
     reference that uses TF32 itself is compared with bfloat16.
     """
-    eps = torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+    eps = unit_of(dtype) if dtype.is_floating_point or dtype.is_complex else 0.0
     floor = Distance(settings.error_floor_eps * eps, 4 * settings.error_floor_eps * eps)
     ratio = settings.error_ratio
     rms, worst = max(floor.rms, ratio * reference.rms), max(floor.worst, ratio * reference.worst)

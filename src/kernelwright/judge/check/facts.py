@@ -19,7 +19,7 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.structure import StructureError, flatten
-from kernelwright.tasks import InputSet, LiveTask, is_inexact
+from kernelwright.tasks import InputSet, LiveTask, unfit
 from kernelwright.tasks.invariants import TensorForm
 
 
@@ -93,9 +93,7 @@ class TaskFacts:
     def varied_weights(self, weights: InputSet) -> State:
         """Another random state, whose floating parameters are varied."""
         names, state = self.oracle.parameter_names, self.new_weights()
-        varied = {
-            key: weights.vary(value, self.generator) for key, value in state.items() if key in names and is_inexact(value)
-        }
+        varied = {key: weights.apply([value], self.generator)[0] for key, value in state.items() if key in names}
         return self.oracle.tied(state | varied)
 
     def with_elements_changed(self, state: State) -> State:
@@ -158,8 +156,11 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         raise TaskError(
             f"Wanted tensors, numbers, strings, lists, tuples and dicts as inputs of {live.task.id}; found {error}."
         ) from error
+    for index, tensor in enumerate(example_tensors):
+        if (strange := unfit(tensor)) is not None:
+            raise TaskError(f"Wanted plain tensors from get_inputs of {live.task.id}; found as tensor {index} {strange}.")
     outputs = oracle.own_outputs(example)
-    if late := oracle.model.state_dict().keys() ^ oracle.initial_state.keys():
+    if late := oracle.model.state_dict().keys() ^ (oracle.initial_state.keys() | oracle.sparse.keys()):
         raise TaskError(
             f"Wanted a reference for {live.task.id} whose state_dict has the same names before and after a call; "
             f"forward adds or removes {listed(sorted(late))}. Register them in the constructor."

@@ -217,6 +217,7 @@ def interface_findings(built: BuiltModule, facts: TaskFacts) -> list[CheckFindin
         detail = f"built with training={built.training}, the reference with {training}"
         findings.append(CheckFinding.lacking(Reason.MODE_MISMATCH, detail))
     wanted = {key: (spec.dtype, spec.shape) for key, spec in facts.shapes.state}
+    wanted |= {key: (str(value.dtype).removeprefix("torch."), (*value.shape,)) for key, value in facts.oracle.sparse.items()}
     found = {key: (dtype, shape) for key, dtype, shape in built.state}
     if wanted != found:
         missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
-from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators
-from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, size_of
+from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators, unfit
+from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, computable, size_of
 from kernelwright.tasks.loading import described
 
 State = dict[str, torch.Tensor]
@@ -53,7 +53,9 @@ class Oracle:
         """Called after each operator of a truth, if given: a network in float64 can keep a GPU for seconds."""
         self.model = live.model(seed, device)
         self.training = self.model.training
-        self.initial_state: State = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.initial_state = _state_of(self.model)
+        self.sparse = {key: value for key, value in self.model.state_dict().items() if key not in self.initial_state}
+        """Sparse buffers, which stay as the constructor makes them on both sides."""
         owners: dict[int, str] = {}
         self._owner = {
             name: owners.setdefault(id(parameter), name)
@@ -82,10 +84,11 @@ class Oracle:
         Tensors that share memory with those stay: converted they would miss the next `load_state_dict`.
         """
         built = self._live.model(self._seed, self.device)
-        shared = {tensor.untyped_storage().data_ptr() for tensor in (*built.parameters(), *built.buffers())}
+        owners = (tensor for tensor in (*built.parameters(), *built.buffers()) if tensor.layout is torch.strided)
+        shared = {tensor.untyped_storage().data_ptr() for tensor in owners}
         for module in built.modules():
             for name, value in vars(module).items():
-                if isinstance(value, torch.Tensor) and is_inexact(value):
+                if isinstance(value, torch.Tensor) and is_inexact(value) and value.layout is torch.strided:
                     is_shared = value.untyped_storage().data_ptr() in shared
                     vars(module)[name] = value if is_shared else _wide(value)
         self._double = _widened(built)
@@ -118,7 +121,7 @@ class Oracle:
         with _float64_default():
             noises = dict.fromkeys(self.parameter_names, noise)
             self._double.load_state_dict(
-                {key: _exact(value, mantissa_bits, noises.get(key, 0.0)) for key, value in state.items()}
+                {key: _exact(value, mantissa_bits, noises.get(key, 0.0)) for key, value in state.items()}, strict=False
             )
             self._double.train(training)
             shares = contextlib.nullcontext() if self.give_way is None else _SharedDevice(self.give_way)
@@ -129,7 +132,7 @@ class Oracle:
 
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""
-        return {key: value.clone() for key, value in self._double.state_dict().items()}
+        return _state_of(self._double)
 
     def with_tf32(self, inputs: list[Any], state: State, *, training: bool, products: bool) -> Outputs | None:
         """Outputs in float64 with the inputs of convolutions, cuDNN's recurrent networks and, if asked, matrix `products`
@@ -157,7 +160,7 @@ class Oracle:
 
     def _prepared(self, inputs: list[Any], state: State, training: bool) -> list[Any]:
         """Copies of the inputs, for the reference with this state in this mode."""
-        self.model.load_state_dict(state)
+        self.model.load_state_dict(state, strict=False)
         self.model.train(training)
         skeleton, tensors = flatten(inputs)
         return unflatten(skeleton, [tensor.clone() for tensor in tensors])  # type: ignore[no-any-return]
@@ -168,13 +171,15 @@ class Oracle:
         give_back_spare_memory(self.device)
         if has_nan(outputs):
             raise OutOfDomainError("the reference gives NaN")
-        return outputs
+        return [*map(computable, outputs)]
 
     def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         try:
             with torch.no_grad():
                 outputs = flatten(model(*inputs))[1]
                 # The next call overwrites what a module returns again and again.
+                if strange := next(filter(None, map(unfit, outputs)), None):
+                    raise StructureError(strange)
                 return [one.clone() if one.nbytes <= _COPIED_BYTES else one for one in outputs]
         except StructureError as error:
             raise TaskError(
@@ -231,7 +236,7 @@ class Oracle:
             if (is_inexact(value) or value.dtype == torch.bool)
             and value.numel()
             and not self._is_redrawn(key)
-            and torch.isfinite(value).all()
+            and torch.isfinite(computable(value)).all()
             and (value == value.flatten()[0]).all()
         }
 
@@ -241,14 +246,15 @@ class Oracle:
     def _drawn(self, key: str, value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         if value.dtype == torch.bool:
             return value ^ (torch.rand(value.shape, generator=generator, device=value.device) < 0.25)
+        kept, value = value.dtype, computable(value)
         leaf = key.rpartition(".")[2]
         factor = 0.5 + torch.rand(value.shape, generator=generator, device=value.device, dtype=torch.float32)
         if leaf == "running_var":
-            return (value * factor).to(value.dtype)
+            return (value * factor).to(kept)
         size = _size(value)
         kind = torch.complex64 if value.is_complex() else torch.float32
         noise = torch.randn(value.shape, generator=generator, device=value.device, dtype=kind)
-        return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(value.dtype)
+        return (value * factor + (0.1 * size if size > 0 else 0.1) * noise).to(kept)
 
 
 _aten = torch.ops.aten
@@ -442,13 +448,18 @@ def _rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
     return round_mantissa(tensor, bits) if tensor.is_floating_point() else tensor
 
 
+def _state_of(model: torch.nn.Module) -> State:
+    """Copies of a module's parameters and buffers, without those that are sparse."""
+    return {key: value.clone() for key, value in model.state_dict().items() if value.layout is torch.strided}
+
+
 def tensors_of(inputs: Sequence[Any]) -> list[torch.Tensor]:
     """The tensors among inputs, flat."""
     return flatten(list(inputs))[1]
 
 
 def _size(x: torch.Tensor) -> float:
-    return float(x.abs().float().square().mean().sqrt()) if x.numel() else 0.0
+    return float(computable(x).abs().float().square().mean().sqrt()) if x.numel() else 0.0
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from kernelwright.judge.check.oracle import OutOfDomainError, State
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, WEIGHT_SETS, InputSet
+from kernelwright.tasks.input_sets import computable
 
 
 def check_buffers(examiner: Examiner) -> None:
@@ -222,6 +223,7 @@ def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.
     """Whether many calls moved the candidate's buffer (`found`) as they moved the reference's (`wanted`), from `before`."""
     if not wanted.is_floating_point():
         return distance(found, wanted).within(_KEPT_UP)
+    wanted, before = computable(wanted), computable(before)
     if not torch.isfinite(wanted).all():
         return True  # as some input left it, which says nothing of the calls after that
     moved, size = (float(x.double().square().mean().sqrt()) if x.numel() else 0.0 for x in (wanted - before, wanted))

@@ -23,6 +23,7 @@ from kernelwright.judge.worker.arena import ALIGNMENT_BYTES, TensorSpec, plan
 from kernelwright.judge.worker.structure import flatten
 from kernelwright.records import Reason
 from kernelwright.tasks import INPUT_SETS, give_back_spare_memory, is_inexact
+from kernelwright.tasks.input_sets import computable, once
 from kernelwright.tasks.invariants import outline
 
 
@@ -305,7 +306,7 @@ class Side:
             self._layouts[key] = len(self._layouts)
         memory = self.worker.arenas["inputs"].memory
         return self._layouts[key], [
-            (_once(spec.view(memory), spec), _once(tensor, spec)) for spec, tensor in zip(placed, tensors, strict=True)
+            (once(view := spec.view(memory), view), once(tensor, view)) for spec, tensor in zip(placed, tensors, strict=True)
         ]
 
     def _write(self, slot: int, pairs: list[_Placed]) -> None:
@@ -440,7 +441,7 @@ class Side:
         self._workers.stop(self.worker)
 
     def _read_outputs(self, specs: Sequence[TensorSpec]) -> Outputs:
-        found = [spec.view(self.worker.arenas["outputs"].memory) for spec in specs if self.is_read]
+        found = [computable(spec.view(self.worker.arenas["outputs"].memory)) for spec in specs if self.is_read]
         return found if self.is_read_in_place else [one.clone() for one in found]
 
     def _state_json(self) -> list[Any]:
@@ -473,14 +474,6 @@ class Side:
                     "Who else uses it? Let fewer judges share it, or raise device_memory_limit_bytes or memory_limit_bytes."
                 ) from failure
             raise TaskError(f"Wanted the reference to run; in its own process it failed: {failure.detail}") from failure
-
-
-def _once(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor without the repetitions of a layout that is expanded: those cannot be written to."""
-    for dim, (size, stride) in enumerate(zip(spec.shape, spec.stride, strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:

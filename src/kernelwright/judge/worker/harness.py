@@ -165,9 +165,14 @@ class Harness:
 
     def op_load_state(self, message: dict[str, Any]) -> dict[str, Any]:
         """Load weights that the parent has put into the state arena."""
-        assert self.model is not None
-        self.model.load_state_dict(self._placed_state(message), strict=True)
+        self.load(self._placed_state(message))
         return {}
+
+    def load(self, state: dict[str, torch.Tensor]) -> None:
+        """Load weights and buffers; sparse buffers stay."""
+        assert self.model is not None
+        sparse = {key: value for key, value in self.model.state_dict().items() if value.layout is not torch.strided}
+        self.model.load_state_dict(sparse | state, strict=True)
 
     def op_step(self, message: dict[str, Any]) -> dict[str, Any]:
         """Change parameters in one of several ways: `in place`, as an optimiser does; `data in place`, which counts no

@@ -217,7 +217,7 @@ class ScreeningHarness(Harness):
         self.reference = facts.oracle.model
         if facts.stateful:
             self.reference = bring_to_life(facts.live.task).model(facts.build_seed, self.device)
-        self.reference.load_state_dict(self._state)
+        self.reference.load_state_dict(self._state, strict=False)
         self.reference.train(facts.oracle.training)
 
     def _call_as_candidates(self, inputs: list[Any], seed: int | None) -> None:
@@ -248,6 +248,7 @@ class ScreeningHarness(Harness):
         return {
             key: self._state[key] if torch.equal(value, self._state[key]) else value.clone()
             for key, value in self.reference.state_dict().items()
+            if key in self._state
         }
 
     def op_build(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -265,7 +266,7 @@ class ScreeningHarness(Harness):
             return refused
         assert self.model is not None
         if facts.shapes.state and not any(finding.label is Label.STATE_DIFFERS for finding in findings):
-            self.model.load_state_dict({key: value.clone() for key, value in self._state.items()}, strict=True)
+            self.load({key: value.clone() for key, value in self._state.items()})
         return {}
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -78,11 +78,12 @@ class OutputMetadata(NamedTuple):
     def of(cls, tensor: torch.Tensor) -> OutputMetadata:
         """The metadata of a tensor as it is now."""
         device = tensor.device
-        storage = _storage(tensor) if device.type != "meta" and tensor.layout is torch.strided else None
+        strided = tensor.layout is torch.strided
+        storage = _storage(tensor) if device.type != "meta" and strided else None
         start = 0 if storage is None else storage.data_ptr()
         stop = start if storage is None else start + storage.nbytes()
         traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj())
-        return cls(tensor.dtype, tensor.shape, _stride(tensor), device, start, stop, traits)
+        return cls(tensor.dtype, tensor.shape, _stride(tensor) if strided else (), device, start, stop, traits)
 
     def overlaps(self, other: OutputMetadata) -> bool:
         """Whether both storages share memory."""

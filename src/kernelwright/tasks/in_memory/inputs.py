@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from kernelwright.errors import ModelError
-from kernelwright.tasks.input_sets import map_tensors
+from kernelwright.tasks.input_sets import computable, copied, laid_as, map_tensors
+from kernelwright.tasks.loading import unfit, unfit_state
 
 _POOL_SIZE = 1 << 20
 """Most values of one input from which fresh ones are drawn. Our choice."""
@@ -110,7 +111,7 @@ class ExampleCall:
 
     def copied(self) -> ExampleCall:
         """The same with copies of its tensors, which need no gradients."""
-        args, kwargs = map_tensors((self.args, self.kwargs), lambda tensor: tensor.detach().clone())
+        args, kwargs = map_tensors((self.args, self.kwargs), lambda tensor: copied(tensor.detach()))
         return ExampleCall(args, kwargs, self.names, self.values)
 
 
@@ -146,8 +147,10 @@ class _Spelling:
     def text(self, value: Any, name: str) -> str:
         """The text of a value at an argument of this name."""
         if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or type(value) not in (torch.Tensor, torch.nn.Parameter):
-                raise self._strange(name, f"a {type(value).__name__} of layout {value.layout}", "plain tensors")
+            if (strange := unfit(value)) is not None:
+                raise ModelError(f"Wanted plain tensors as example inputs of {self._model}; found in `{name}` {strange}.")
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                raise self._strange(name, f"a {type(value).__name__}", "plain tensors")
             self.names.append(self._free(name))
             return self.names[-1]
         if is_plain(value):
@@ -204,12 +207,12 @@ class _Drawn:
         """A fresh tensor like the chosen example."""
         like = self.examples[chosen]
         if self.pool is None:
-            return like.clone()
+            return copied(like)
         self.pool = self.pool.to(like.device)
         fresh = self.pool[torch.randint(self.pool.numel(), like.shape, device=like.device)]
         if like.is_floating_point() or like.is_complex():
             fresh = torch.where(like == 0, like, fresh)
-        return torch.empty_like(like).copy_(fresh)
+        return laid_as(fresh, like)
 
 
 class InputDraws:
@@ -223,7 +226,7 @@ class InputDraws:
     def __init__(self, calls: Sequence[ExampleCall], model: str) -> None:
         self._tensors = []
         for examples in zip(*(call.tensors for call in calls), strict=True):
-            kept = [tensor.detach().cpu() for tensor in examples]
+            kept = [copied(tensor.detach(), torch.device("cpu")) for tensor in examples]
             self._tensors.append(_Drawn(kept, _pool(kept)))
         if all(drawn.pool is None for drawn in self._tensors):
             raise ModelError(
@@ -236,7 +239,7 @@ class InputDraws:
         chosen = int(torch.randint(len(self._tensors[0].examples), (), device="cpu")) if self._several else 0
         device = torch.get_default_device()
         for drawn in self._tensors:
-            drawn.examples = [example.to(device) for example in drawn.examples]
+            drawn.examples = [one if one.device.type == device.type else copied(one, device) for one in drawn.examples]
         return [drawn.draw(chosen) for drawn in self._tensors]
 
     @property
@@ -250,14 +253,14 @@ def _pool(examples: Sequence[torch.Tensor]) -> torch.Tensor | None:
     if values.dtype == torch.bool or not values.numel():
         return None
     if values.is_floating_point() or values.is_complex():
-        if not torch.isfinite(values).all():
+        if not torch.isfinite(computable(values)).all():
             return None
         values = values[values != 0]
     elif all(example.dim() and bool((example.diff(dim=-1) >= 0).all()) for example in examples):
         return None
     if values.numel() > _POOL_SIZE:
         values = values[torch.randperm(values.numel(), generator=torch.Generator().manual_seed(0))[:_POOL_SIZE]]
-    return values if torch.unique(values).numel() > 2 else None
+    return values if torch.unique(computable(values)).numel() > 2 else None
 
 
 Rebuild = Callable[[Iterator[Any]], Any]
@@ -321,12 +324,8 @@ def check_model(model: object) -> nn.Module:
             f"Wanted a model in one mode; parts of this {name} are in train mode and others in eval mode. Call "
             "model.eval() or model.train() first."
         )
-    strange = [key for key, value in model.state_dict().items() if not isinstance(value, torch.Tensor)]
-    if strange:
-        raise ModelError(
-            f"Wanted tensors in the model's state_dict; `{strange[0]}` of this {name} is none. Leave it out of "
-            "get_extra_state."
-        )
+    if (strange := unfit_state(model)) is not None:
+        raise ModelError(f"Wanted plain tensors in the state_dict of this {name}; found {strange}")
     return model
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from kernelwright.errors import InfrastructureError, ModelError
 from kernelwright.files import replace_file
@@ -147,14 +148,21 @@ def _stored(content: object, model: nn.Module) -> bytes:
 
 @contextlib.contextmanager
 def _by_value(model: nn.Module) -> Iterator[None]:
-    """Code of modules that another process could not import is stored with the model."""
+    """Code that another process could not import is stored with the model: modules, and the classes that PyTorch makes for
+    modules with parametrizations, whose `__getstate__` raises."""
     names = {type(child).__module__.partition(".")[0] for child in model.modules()} - {"__main__"}
     hidden = [sys.modules[name] for name in names if name in sys.modules and not _can_be_imported(name)]
     for module in hidden:
         cloudpickle.register_pickle_by_value(module)
+    kinds = {type(child) for child in model.modules() if is_parametrized(child) and "__getstate__" in vars(type(child))}
+    raising = [(kind, kind.__dict__["__getstate__"]) for kind in kinds]
+    for kind in kinds:
+        del kind.__getstate__
     try:
         yield
     finally:
+        for kind, method in raising:
+            type.__setattr__(kind, "__getstate__", method)
         for module in hidden:
             cloudpickle.unregister_pickle_by_value(module)
 
