@@ -915,9 +915,9 @@ def test_what_the_check_took_of_a_gpu_is_given_back_before_the_timing(judge, mon
         start=lambda role: side, gate=gate, findings=CheckFindings(Demands()), settings=TIME, facts=facts
     )
     monkeypatch.setattr(judge_module, "Examiner", lambda trial, reference, candidate: None)
-    monkeypatch.setattr(judge_module, "check_candidate", lambda examiner: order.append("check"))
+    monkeypatch.setattr(judge_module, "check_candidate", lambda examiner, promising: order.append("check"))
     monkeypatch.setattr(judge_module, "check_late", lambda examiner: order.append("late"))
-    monkeypatch.setattr(judge, "_time", lambda trial, check, checked: order.append(("time", *checked)))
+    monkeypatch.setattr(judge, "_time", lambda trial, check, checked, ahead=None: order.append(("time", *checked)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
     judge._examine(trial)
     assert order == ["check", "emptied", "rest", "rest", "pause", ("time",), "resume", "late", "close", "close"]

@@ -32,7 +32,7 @@ from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.clocks import CacheFlush
-from kernelwright.judge.timing.pairs import PairedTiming, start_sides
+from kernelwright.judge.timing.pairs import PairedTiming, SidesAhead, start_sides
 from kernelwright.records import Candidate, Contract, Evaluation, KeptContract, Label, Reason, Task, Verdict
 from kernelwright.records.models import with_hint
 from kernelwright.records.scoring import Score
@@ -247,10 +247,17 @@ class Judge:
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: findings.checks.update(device_s=trial.gate.held_s, waited_s=trial.gate.waited_s))
             with counted(findings.phases_s, "check"):
+                # An evaluation that is alone on the device is so because memory is scarce.
+                is_on = settings.timed and settings.fresh_processes and not self.memory.alone
+                ahead = stack.enter_context(
+                    contextlib.closing(SidesAhead(trial, is_on=is_on and self.device.type == "cuda"))
+                )
                 started = start_sides(trial, ("reference", "candidate"))
-                sides = [stack.enter_context(contextlib.closing(started[role])) for role in ("reference", "candidate")]
+                sides = [started[role] for role in ("reference", "candidate")]
+                for side in sides:
+                    stack.callback(ahead.end, side)
                 examiner = Examiner(trial, *sides)
-                check = check_candidate(examiner)
+                check = check_candidate(examiner, ahead.begin)
             torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
@@ -268,7 +275,7 @@ class Judge:
                 if not keeps_state and (self.memory.alone or trial.facts.shapes.is_large):
                     sides[0].worker.discard()  # its memory is wanted; a new one does for the late check
                 sides[1].worker.pause()
-                findings.score = self._time(trial, check, {})
+                findings.score = self._time(trial, check, {}, ahead)
                 sides[1].worker.resume()
             else:
                 findings.score = self._time(trial, check, dict(zip(("reference", "candidate"), sides, strict=True)))
@@ -312,11 +319,11 @@ class Judge:
             beside={other.name_beside: other for other in beside},
         )
 
-    def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side]) -> Score:
+    def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side], ahead: SidesAhead | None = None) -> Score:
         self.progress("timing")
         checks = trial.findings.checks
         checks["device_before"] = device_state(self.device)
-        score, processes = PairedTiming(trial, check, self.flush, self.progress).run(checked)
+        score, processes = PairedTiming(trial, check, self.flush, self.progress, ahead=ahead).run(checked)
         checks["device_after"] = device_state(self.device)
         checks["clocks"] = {"processes": processes}
         return score

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,8 +50,8 @@ class CheckResult:
     """Whether later calls overwrite the reference's outputs: views of its inputs, or one tensor that it returns again."""
 
 
-def check_candidate(examiner: Examiner) -> CheckResult:
-    """All checks before timing, in order.
+def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: None) -> CheckResult:
+    """All checks before timing, in order. `promising` is called once most wrong candidates would have been rejected.
 
     Raises:
         RejectionError, WorkerError: the candidate failed one.
@@ -90,6 +90,7 @@ def check_candidate(examiner: Examiner) -> CheckResult:
             check_weight_structure(examiner, first.question.tolerance.allowed)
         if trial.reloads_state:
             check_default_buffers(examiner)
+        promising()
         if Reason.MODE_MISMATCH not in trial.findings.missing:
             check_other_mode(examiner)
     check_held_outputs(examiner, (first, second), follows)

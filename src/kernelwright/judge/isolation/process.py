@@ -18,7 +18,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -269,6 +269,12 @@ class Worker:
         """Make the memory that a task needs."""
         self.spec = spec
         self.arenas = {name: SharedArena(torch.device(spec.device), size) for name, size in spec.arena_bytes.items()}
+
+    def serve(self, gate: DeviceGate) -> None:
+        """Belong to the evaluation of another gate from now on."""
+        self.spec.gate.workers.remove(self)
+        self.spec = replace(self.spec, gate=gate)
+        gate.workers.append(self)
 
     @property
     def _task(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.oracle import Outputs, State
+from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import CallClocks, WorkerError, WorkerSpec
 from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
@@ -435,6 +436,12 @@ class Side:
         """Let the worker give back the memory of what ran so far, and forget what lies in the slots."""
         self._ask("release_idle", self._settings.run_limit_s)
         self.placed.clear()
+
+    def serve(self, gate: DeviceGate) -> None:
+        """Belong to the evaluation of another gate from now on."""
+        self._spec = replace(self._spec, gate=gate)
+        if not self.worker.ended:
+            self.worker.serve(gate)
 
     def close(self) -> None:
         """Give the worker back."""

@@ -84,8 +84,8 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-KEPT = 3
-"""Processes kept of each kind: one evaluation uses one for its checks and two for timing."""
+KEPT = 5
+"""Processes kept of each kind: one evaluation uses one for its checks, two for timing, and starts the next two meanwhile."""
 
 
 class Workers:

@@ -11,18 +11,22 @@ and a large excess rejects (`clocks`, `kernelwright.records.scoring`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from statistics import median
 
-from kernelwright.errors import KernelwrightError
+from kernelwright.errors import DeviceError, KernelwrightError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.check.trial import Trial
+from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import WorkerError, on_core
 from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.settings import Settings
@@ -49,6 +53,8 @@ _LONG_S = 10.0
 minute on two cores; our choice."""
 _FURTHER_SHARE = 0.25
 """Share of the blocks beyond the least number after which input sets of the check are asked. Our choice."""
+_WIDE = 2.0
+"""Width of an interval, in those at which timing ends, from which another process triple starts early. Our choice."""
 _PROCESSES_TO_BE_SURE, _PROCESSES_TO_SETTLE = 3, 2
 _NEAR = 1.1
 """Latency, in multiples of the fastest stock configuration's or, of a finalist, of the candidate's, up to which something is
@@ -68,12 +74,16 @@ class PairedTiming:
         flush: CacheFlush,
         progress: Callable[[str], None] | None = None,
         triple_kind: type[ProcessTriple] = ProcessTriple,
+        ahead: SidesAhead | None = None,
     ) -> None:
         self._trial = trial
         self._check = check
         self._flush = flush
         self._progress = progress
         self._triple_kind = triple_kind
+        self._ahead = ahead
+        self._goes_on = False
+        """Whether another process triple is likely to follow the present one."""
         found = trial.findings.checks.get("sets", {})
         telling = [one for one in check.tolerances if found.get(one.name, {}).get("calibrated")]
         self._odd = OddInputs([*check.tolerances], trial.settings, telling)
@@ -93,10 +103,14 @@ class PairedTiming:
         left, early = MISS_PROBABILITY, early_miss_probability(settings.processes_min, settings.processes_max)
         # A truth in float64 can take longer than all timed calls: one process triple has it, which nobody knows before.
         truth_at = random.randrange(settings.processes_min)
-        before_s = trial.gate.held_s
+        before_s, found = trial.gate.held_s, None
         while True:
             given = {} if triples or checked is None else checked
             spent = False
+            # Whether another triple follows is known before the least number, and likely while the interval is wide.
+            wide = found is not None and found.speedup.half_width > _WIDE * settings.target_half_width
+            goes_on = (wide and not settings.until_certain) or len(triples) + 1 < settings.processes_min
+            self._goes_on = goes_on and len(triples) + 1 < settings.processes_max
             try:
                 triples.append(self.triple(len(triples), given, against_truth=len(triples) == truth_at))
             except WorkerError as failure:
@@ -137,11 +151,15 @@ class PairedTiming:
         phase = functools.partial(counted, trial.findings.phases_s)
         with phase("starts"):
             names = (*SIDES, *(name for name in self._beside if not trial.is_left_out(name)))
-            sides = start_sides(trial, [name for name in names if name not in given])
+            start = start_sides if self._ahead is None else self._ahead.take
+            sides = start(trial, [name for name in names if name not in given])
             for name, side in sides.items():
                 side.is_read = name != "null"
                 side.is_read_in_place = name == "reference" and trial.facts.shapes.is_large
             sides |= given
+        if self._goes_on and self._ahead is not None:
+            self._ahead.begin()
+        end = operator.methodcaller("close") if self._ahead is None else self._ahead.end
         try:
             run = self._triple_kind(trial, self._check, sides, self._flush)
             with phase("first calls"), trial.gate(shared=True):
@@ -163,14 +181,14 @@ class PairedTiming:
                     run.verify_held()
                     run.verify_buffers()
                 found = run.finish(process)
-            sides.pop("null").close()  # it has nothing to show any more, and memory that others want
+            end(sides.pop("null"))  # it has nothing to show any more, and memory that others want
             with phase("process"), trial.gate(shared=True):  # measures nothing
                 run.verify_process(against_truth)
             return found
         finally:
             for name, side in sides.items():
                 if name not in given:
-                    side.close()
+                    end(side)
 
     def _without_left_out(self, block: TimingBlock) -> TimingBlock:
         kept = {name: us for name, us in block.beside_us.items() if not self._trial.is_left_out(name)}
@@ -253,3 +271,72 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
             side.close()
         raise failure
     return sides
+
+
+_ENDING_MAX = 8
+"""Sides that end at once, beside the start of three."""
+
+
+class SidesAhead:
+    """Sides of one evaluation that start while others are measured, and end while others are, if that `is_on`.
+
+    A context takes 0.2 s on a GPU, a model's constructor seconds, and both are work of a processor's other cores, where the
+    workers of other evaluations start too. On a processor they would disturb what is timed.
+    """
+
+    def __init__(self, trial: Trial, *, is_on: bool) -> None:
+        self._trial = trial
+        self._is_on = is_on and not trial.facts.shapes.is_large
+        self._threads = ThreadPoolExecutor(_ENDING_MAX + 1)
+        self._started: Future[dict[str, Side]] | None = None
+        if self._is_on:
+            # Of its own: requests of sides that start may not give the device away while the judge itself uses it.
+            self._gate = DeviceGate(trial.facts.device)
+
+    def begin(self) -> None:
+        """Start the sides of a process triple, if none wait."""
+        if self._is_on and self._started is None:
+            self._started = self._threads.submit(start_sides, replace(self._trial, gate=self._gate), SIDES)
+
+    def take(self, trial: Trial, names: Sequence[str]) -> dict[str, Side]:
+        """Sides for a trial; what has not begun starts now. Raises as `start_sides`."""
+        sides = self._waited_for()
+        for name in [name for name in sides if name not in names]:
+            self.end(sides.pop(name))
+        for side in sides.values():
+            side.serve(trial.gate)
+        left = [name for name in names if name not in sides]
+        try:
+            return sides | (start_sides(trial, left) if left else {})
+        except BaseException:
+            for side in sides.values():
+                side.close()
+            raise
+
+    def _waited_for(self) -> dict[str, Side]:
+        """What has begun; nothing where there was too little memory for it beside another triple."""
+        started, self._started = self._started, None
+        try:
+            return {} if started is None else {**started.result()}
+        except DeviceError:
+            return {}
+        except WorkerError as failure:
+            if failure.reason is not Reason.OUT_OF_MEMORY:
+                raise
+            return {}
+
+    def end(self, side: Side) -> None:
+        """End a side."""
+        if not self._is_on:
+            side.close()
+            return
+        side.serve(self._gate)
+        self._threads.submit(side.close)
+
+    def close(self) -> None:
+        """End what has begun, and wait for what is ending."""
+        with counted(self._trial.findings.phases_s, "ends"):
+            with contextlib.suppress(RejectionError, WorkerError):  # nobody asks any more
+                for side in self._waited_for().values():
+                    self.end(side)
+            self._threads.shutdown()
