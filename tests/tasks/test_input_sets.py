@@ -378,6 +378,28 @@ def test_pointers_get_other_segments_between_the_same_ends():
     assert len(varied.diff(dim=1).unique()) > 2
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        pytest.param(lambda g: (torch.arange(12) >= torch.randint(1, 12, (20, 1), generator=g))[..., None], id="last alone"),
+        pytest.param(
+            lambda g: torch.zeros(20, 1, 12).masked_fill_(
+                torch.arange(12) >= torch.randint(1, 12, (20, 1, 1), generator=g), -torch.inf
+            ),
+            id="added",
+        ),
+    ],
+)
+def test_masks_for_padding_are_known_in_every_form(draw):
+    assert Invariant.PREFIX_MASK in form(draw).invariants
+    x = draw(generator(3))
+    for inputs in INPUT_SETS:
+        (varied,) = inputs.apply([x], generator(), [form(draw)])
+        assert varied.shape == x.shape
+        holds = Invariant.PREFIX_MASK in TensorForm.of(varied, varied).invariants
+        assert holds or inputs.breaks or x.dtype != torch.bool, inputs.name
+
+
 def test_rows_that_are_sparse_in_other_places_each_time_are_filled():
     def draw(g):
         return torch.randn(40, 100, generator=g).mul_(torch.rand(40, 100, generator=g) < 0.1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.tasks.invariants import Invariant, TensorForm, is_inexact, outline, restored
+from kernelwright.tasks.invariants import Invariant, TensorForm, as_rows, is_inexact, outline, restored
 
 Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 PART = 1 << 26
@@ -103,11 +103,13 @@ class InputSet:
         if self.layout or (self.truths and tensor.dtype == torch.bool and not tensor.all() and tensor.any()):
             # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
             return self.vary(tensor, generator) if self.layout else tensor
-        varied = self.vary(computable(tensor), generator)
-        if varied is tensor:
+        drawn = computable(tensor if self.timed else as_rows(tensor))
+        varied = self.vary(drawn, generator)
+        if varied is drawn:
             return tensor
-        kept = (-varied if negated else varied) if self.breaks else restored(-varied if negated else varied, invariants)
-        return laid_as(kept.to(tensor.dtype), tensor)
+        varied = -varied if negated else varied
+        varied = varied if self.breaks else restored(as_rows(varied), invariants)
+        return laid_as(varied.to(tensor.dtype).reshape(tensor.shape), tensor)
 
 
 def _places(x: torch.Tensor) -> list[int]:
@@ -341,7 +343,7 @@ def _other_segments(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 
 def _far(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """All elements stand on an offset of so many times their size that half of the digits are left for them."""
-    offset = float(size_of(x)) / torch.finfo(x.dtype).eps ** 0.5
+    offset = float(size_of(x, finite=True)) / torch.finfo(x.dtype).eps ** 0.5
     return by_parts(x, lambda part: torch.where(part != 0, part + offset, part))
 
 
@@ -349,9 +351,9 @@ def _near(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Rows nearly coincide with one of four, which are the same for all tensors of as many columns: they differ by a part in
     2^7 to 2^14, in each column another."""
     seeded = torch.Generator(x.device).manual_seed(generator.initial_seed())
-    columns, size = x.shape[-1], 2.0 ** round(float(size_of(x).clamp_min(1e-30).log2()))
+    columns, size = x.shape[-1], 2.0 ** round(float(size_of(x, finite=True).clamp_min(1e-30).log2()))
     centres = torch.randn((4, columns), generator=seeded, device=x.device) * size
-    centres = (centres.abs() if bool((x >= 0).all()) else centres).to(x.dtype)
+    centres = (centres.abs() if bool(x.amin() >= 0) else centres).to(x.dtype)
     spread = torch.exp2(-torch.randint(7, 15, (columns,), generator=seeded, device=x.device).float()).to(x.dtype)
 
     def moved(part: torch.Tensor) -> torch.Tensor:
@@ -405,8 +407,8 @@ def _filled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _holes(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each row of a mask is padded from the left, or has holes."""
-    from_left = torch.rand((*x.shape[:-1], 1), generator=generator, device=x.device) < 0.5
-    return torch.where(from_left, x.flip(-1), x * (_random(x, generator) < 0.6))
+    is_flipped = torch.rand((*x.shape[:-1], 1), generator=generator, device=x.device) < 0.5
+    return torch.where(is_flipped, x.flip(-1), x.gather(-1, _random(x, generator).argsort(dim=-1)))
 
 
 def _shuffled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

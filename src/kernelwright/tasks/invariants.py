@@ -13,7 +13,7 @@ import torch
 
 
 class Invariant(StrEnum):
-    """Property of an input that every draw has. Rows lie along the last dimension."""
+    """Property of an input that every draw has. Rows lie along the last dimension that is longer than one."""
 
     SORTED = "sorted"
     SYMMETRIC = "symmetric"
@@ -21,7 +21,7 @@ class Invariant(StrEnum):
     PERMUTATION = "permutation"
     """Integers of which none comes twice in a row: those of a permutation, or rising pointers."""
     PREFIX_MASK = "prefix-mask"
-    """Rows of ones and then zeros."""
+    """Rows of one value and then another, such as those of a mask for padding."""
     ONE_HOT = "one-hot"
     """At most one element of a row that is not zero."""
     ZEROS = "zeros"
@@ -53,8 +53,8 @@ class TensorForm:
 
     @property
     def shape(self) -> torch.Size:
-        """Its sizes."""
-        return self.outline.shape
+        """Its sizes, as rows."""
+        return as_rows(self.outline).shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,14 +64,23 @@ class TensorForm:
     @classmethod
     def of(cls, one: torch.Tensor, other: torch.Tensor) -> TensorForm:
         """The form of an input of which these are two draws."""
+        drawn = outline(one)
         if one.dtype not in _PLAIN or one.shape != other.shape:
-            return cls(outline(one), is_plain=False)
+            return cls(drawn, is_plain=False)
+        one, other = as_rows(one), as_rows(other)
         found = {invariant for invariant, holds in _HOLD.items() if _holds(holds, one) and _holds(holds, other)}
         is_rated = is_inexact(one) or (_is_binary(one) and _is_binary(other))
         is_sparse = is_rated and all(_SPARSE < 1 - int(x.count_nonzero()) / max(1, x.numel()) < 1 for x in (one, other))
         if is_sparse and torch.equal(one == 0, other == 0):
             found.add(Invariant.ZEROS)
-        return cls(outline(one), invariants=frozenset(found), is_sparse=is_sparse)
+        return cls(drawn, invariants=frozenset(found), is_sparse=is_sparse)
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """A view whose last dimension is longer than one, if any is."""
+    while x.dim() > 1 and x.shape[-1] == 1:
+        x = x[..., 0]
+    return x
 
 
 def restored(x: torch.Tensor, invariants: frozenset[Invariant]) -> torch.Tensor:
@@ -105,9 +114,12 @@ def _is_binary(x: torch.Tensor) -> bool:
 
 
 def _is_sorted(x: torch.Tensor) -> bool:
-    if x.is_complex() or x.dtype == torch.bool or x.numel() - x.shape[:-1].numel() < _STEPS:
+    if x.is_complex() or x.dtype == torch.bool or x.shape[-1] < _FEW:
         return False
-    return bool((x[..., 1:] >= x[..., :-1]).all() and (x[..., 0] < x[..., -1]).any())
+    if bool((x[..., 1:] > x[..., :-1]).all()):
+        return True
+    rises = bool((x[..., 1:] >= x[..., :-1]).all() and (x[..., 0] < x[..., -1]).any())
+    return rises and x.numel() - x.shape[:-1].numel() >= _STEPS
 
 
 def _is_symmetric(x: torch.Tensor) -> bool:
@@ -128,9 +140,11 @@ def _has_no_value_twice(x: torch.Tensor) -> bool:
 
 
 def _is_prefix_mask(x: torch.Tensor) -> bool:
-    if x.is_complex() or x.shape[-1] < _FEW or not _is_binary(x):
+    if x.is_complex() or x.shape[-1] < _FEW:
         return False
-    return bool((x[..., 1:] <= x[..., :-1]).all() and (x[..., -1] < x[..., 0]).any())
+    falls, rises = x[..., 1:] < x[..., :-1], x[..., 1:] > x[..., :-1]
+    has_one_step = bool(((falls | rises).sum(-1) <= 1).all()) and bool(falls.any()) != bool(rises.any())
+    return has_one_step and bool(((x == x.amin()) | (x == x.amax())).all())
 
 
 _HOLD: dict[Invariant, Callable[[torch.Tensor], bool]] = {
