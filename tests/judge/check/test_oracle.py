@@ -12,8 +12,8 @@ from kernelwright.judge.check import oracle as oracle_module
 from kernelwright.judge.check.compare import distance, round_mantissa
 from kernelwright.judge.check.oracle import (
     Oracle,
+    OtherSums,
     OutOfDomainError,
-    SumLength,
     recurrent_in_tf32,
     tensors_of,
     transposed_convolution,
@@ -312,7 +312,7 @@ def test_a_truth_on_a_shared_device_computes_transposed_convolutions_as_products
         oracle_module, "transposed_convolution", lambda *args: called.append(args) or transposed_convolution(*args)
     )
     judge.give_way = lambda: None
-    sums = SumLength()
+    sums = OtherSums()
     after = [
         judge.truth(inputs, judge.initial_state, mode=sums, **how),
         judge.with_tf32(inputs, judge.initial_state, products=False, **how),
@@ -320,7 +320,7 @@ def test_a_truth_on_a_shared_device_computes_transposed_convolutions_as_products
     assert len(called) == 2
     assert not torch.equal(called[0][0], called[1][0]), "rounded before it is computed"
     assert all(torch.allclose(one[0], other[0], rtol=1e-12, atol=1e-12) for one, other in zip(before, after, strict=True))
-    alone = SumLength()
+    alone = OtherSums()
     judge.give_way = None
     judge.truth(inputs, judge.initial_state, mode=alone, **how)
     assert sums.longest == alone.longest > 1

@@ -24,8 +24,9 @@ from kernelwright.judge.check.compare import (
     of_outputs,
     reordered,
     unit_of,
+    unit_of_sums,
 )
-from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, Outputs, State, SumLength, tensors_of
+from kernelwright.judge.check.oracle import Inputs, OtherSums, OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import INPUT_SETS, has_nan, is_inexact
 
@@ -82,8 +83,6 @@ class Bounds:
         """Number of input sets that told the task's precision from the next lower one, by output."""
         self.names = ""
         """Names of the operators that the first truth ran, each after a space."""
-        self._terms: int | None = None
-        """Terms of the reference's longest sum; None while it is not known."""
         self.told = dict[int, tuple[int, float]]()
         """By output: lower precisions that were passed over, as a negative number, and the error of the next one, on the set
         that shows it best."""
@@ -109,10 +108,9 @@ class Bounds:
         if not self.has_float64:
             return None
         try:
-            sums = SumLength() if self._terms is None else None
-            found = self._oracle.truth(drawn, state, training=training, mode=sums)
-            if sums is not None:
-                self._terms, self.names = sums.longest, "".join(f" {name}" for name in sorted(sums.names))
+            sums = OtherSums()
+            found = self._oracle.truth(drawn, state, training=training, mode=None if self.names else sums)
+            self.names = self.names or "".join(f" {name}" for name in sorted(sums.names))
         except OutOfDomainError as error:
             if self._has_answered or "NaN" in str(error):
                 raise
@@ -182,20 +180,31 @@ class Bounds:
         self._calibrated.update(tolerance.calibrated_outputs)
         return replace(question, tolerance=tolerance)
 
-    def _reordered(self, index: int) -> Distance:
-        """Error of an output that another order of its sums explains, below what shows lower precision on some set."""
-        found = reordered(self._terms or 1, self._trial.facts.output_dtypes[index])
-        if index not in self.told:
-            return found
-        return replace(found, rms=min(found.rms, self._trial.settings.lower_precision_share * self.told[index][1]))
+    def _reordered(self, question: Question) -> Distance:
+        """Error of each output that other sums explain, of its terms in another order or in tiles, below what shows lower
+        precision on some set."""
+        dtypes, share = self._trial.facts.output_dtypes, self._trial.settings.lower_precision_share
+        unit = min(unit_of_sums(dtype) for dtype in dtypes)
+        sums = OtherSums(unit)
+        try:
+            # Tiles leave single elements beside large ones far off, and few of them.
+            tiled = self._effect(question, mode=OtherSums(unit, tiles=True)).without("rms")
+            moved = farthest([self._effect(question, mode=sums), tiled])
+        except OutOfDomainError:
+            moved = Distance(0.0, 0.0)
+        found = [farthest([reordered(sums.longest, dtype), moved.of(index)]) for index, dtype in enumerate(dtypes)]
+        lower = question.tolerance.lower or Distance(0.0, 0.0)  # of these very inputs, whose terms may cancel
+        most = [
+            share * max(self.told[index][1], lower.of(index).rms) if index in self.told else math.inf
+            for index in range(len(dtypes))
+        ]
+        return of_outputs([replace(one, rms=min(one.rms, limit)) for one, limit in zip(found, most, strict=True)])
 
-    def _effect(self, question: Question, *, mantissa_bits: int | None = None, noise: float = 0.0) -> Distance:
-        """Distance from the truth that fewer bits or this much noise leave; see `Oracle.truth`."""
-        mode = question.training
-        found = self._oracle.truth(
-            question.inputs(), question.state, training=mode, mantissa_bits=mantissa_bits, noise=noise
+    def _effect(self, question: Question, **how: Any) -> Distance:
+        """Distance from the truth that fewer bits, noise or other sums leave; see `Oracle.truth`."""
+        return apart(
+            self._oracle.truth(question.inputs(), question.state, training=question.training, **how), question.truth
         )
-        return apart(found, question.truth)
 
     def permitted(self, question: Question) -> Question:
         """The question with a tolerance for TF32, where PyTorch lets the reference use it: layout or a library's choice
@@ -226,7 +235,7 @@ class Bounds:
             return question
         limits = [question.tolerance.allowed, *self.norms_summed_otherwise(question)]
         self.ask_biased(question)
-        limits.append(of_outputs([self._reordered(index) for index in range(len(question.truth))]))
+        limits.append(self._reordered(question))
         return question.allowing(combined(_never_narrower, *limits))
 
     def norms_summed_otherwise(self, question: Question) -> list[Distance]:

@@ -194,9 +194,13 @@ def reordered(terms: int, dtype: torch.dtype) -> Distance:
     """Error that sums of so many terms may have in any order, by `REORDERED_ERRORS`; 16-bit terms are summed in float32."""
     if not dtype.is_floating_point:
         return Distance(0.0, 0.0)
-    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    rms = REORDERED_ERRORS * eps / 2 * math.sqrt(terms)
+    rms = REORDERED_ERRORS * unit_of_sums(dtype) * math.sqrt(terms)
     return Distance(rms, 4 * rms)
+
+
+def unit_of_sums(dtype: torch.dtype) -> float:
+    """Unit roundoff with which PyTorch sums terms of a dtype."""
+    return min(torch.finfo(dtype).eps if dtype.is_floating_point else 1.0, torch.finfo(torch.float32).eps) / 2
 
 
 def lower_precisions(dtype: torch.dtype) -> tuple[int, ...]:

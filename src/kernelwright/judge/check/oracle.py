@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
@@ -395,23 +396,52 @@ _SUMMING = re.compile(r"sum|mean|var|std|norm|loss|kl_div|prod|mm|mv|dot|conv|so
 """Names of operators whose outputs are sums of many terms."""
 
 
-class SumLength(_DispatchMode):
-    """Finds how many terms the longest sum of a module has: for each operator that sums, elements that it reads for each one
-    of its smallest output."""
+_LINEAR = re.compile(r"(sum|mean|mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|convolution|cumsum|avg_pool\dd)$")
+"""Those that give the sum of the sizes of their terms when they are given sizes."""
+_ROUNDED_TERMS, _TILED_TERMS = 2.0, 32.0
+"""Roundings of each term's size in a sum of any order, and in a convolution by tiles (Winograd) of four. Terms of both signs
+that are added one after the other make half of one (rms), which counts where they cancel. Our choice."""
+_TILE = 7
+"""Elements in a row that decide an output of such a convolution, wherever it lies in its tile."""
 
-    def __init__(self) -> None:
+
+class OtherSums(_DispatchMode):
+    """Finds how many terms the longest sum of a module has: for each operator that sums, elements that it reads for each one
+    of its smallest output. Moves each sum by what another order of its terms may change it, in units of rounding (`unit`),
+    and convolutions by what tiles may, if asked (`tiles`)."""
+
+    def __init__(self, unit: float = 0.0, *, tiles: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._unit, self._tiles = unit, tiles
         self.longest = 1
         self.names = set[str]()
         """All operators that ran, of whatever kind."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
         name = func.overloadpacket.__name__
         self.names.add(name)
-        if _SUMMING.search(name):
-            self.longest = max(self.longest, _terms(name, args, found))
-        return found
+        if not _SUMMING.search(name):
+            return found
+        terms = _terms(name, args, found)
+        self.longest = max(self.longest, terms)
+        counts = isinstance(found, torch.Tensor) and not is_inexact(found)
+        if counts or not self._unit or name.endswith("_") or "out" in kwargs:
+            return found
+        if not _LINEAR.match(name):
+            return tree_map(lambda x: self._moved(x, terms, 0.0), found)
+        sizes, roundings = [x.abs() if isinstance(x, torch.Tensor) else x for x in args], _ROUNDED_TERMS
+        if self._tiles and name == "convolution":
+            pool, roundings = getattr(torch.nn.functional, f"max_pool{args[0].dim() - 2}d"), _TILED_TERMS
+            sizes[0] = pool(sizes[0], _TILE, stride=1, padding=_TILE // 2)
+        return self._moved(found, terms, roundings * func(*sizes, **kwargs))
+
+    def _moved(self, x: Any, terms: int, sizes: Any) -> Any:
+        if not (isinstance(x, torch.Tensor) and is_inexact(x)):
+            return x
+        limit = (math.sqrt(terms) * x.abs() + sizes) * self._unit
+        return x + torch.rand_like(limit).sub_(0.5).sign_() * limit
 
 
 def _terms(name: str, args: Sequence[Any], found: Any) -> int:
