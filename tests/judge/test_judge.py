@@ -981,6 +981,17 @@ def children_of(pid: int) -> set[int]:
     return {int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()}
 
 
+def test_the_compiler_is_imported_once_a_candidate_may_need_it(gpu_judge, monkeypatch):
+    asked = []
+    monkeypatch.setattr(gpu_judge, "_imported", set())
+    monkeypatch.setattr(gpu_judge.fork_server, "import_compiler", asked.append)
+    monkeypatch.setattr(gpu_judge, "evaluation_folder", lambda task: (_ for _ in ()).throw(TaskError("Wanted no more.")))
+    for top, done in (("", 0), ("import triton", 1), ("import triton", 1)):
+        with pytest.raises(TaskError):
+            gpu_judge.evaluate(RELU, candidate(top=top))
+        assert len(asked) == done
+
+
 def test_the_libraries_of_a_task_are_imported_before_its_workers_start(judge):
     task = RELU.model_copy(update={"source": f"import cloudpickle\n{RELU.source}"})
     assert judge.evaluate(task, candidate(top='import sys\nassert "cloudpickle" in sys.modules')).reason is None

@@ -139,6 +139,7 @@ def judge_main(connection: Connection, device: str, settings_json: str, ready: b
         if ready:
             with contextlib.suppress(KernelwrightError):  # the first work tries again, and tells
                 judge = stack.enter_context(Judge(local, settings, fork_server=servers.pop()))
+                judge.import_compiler()
         while True:
             try:
                 message = connection.recv()
@@ -154,6 +155,7 @@ def judge_main(connection: Connection, device: str, settings_json: str, ready: b
                 except KernelwrightError as error:
                     connection.send(type(error)(*error.args))
                     return  # the next one tries in a new process: CUDA does not recover where it could not begin
+                judge.import_compiler()  # most work has some candidate that is compiled
             # Other judges time on the same core, and this one's own work must not be in their way.
             os.sched_setaffinity(0, cores_except(judge.core))
             connection.send(judged(judge, device, *message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,8 @@ from kernelwright.tasks.source import check_task_source, imported_by, installed
 
 _SPENT_S = 0.01
 """Shortest time that the record mentions."""
+_COMPILED = re.compile("compile|triton|inductor|dynamo")
+"""Words of candidates that may need torch.compile's compiler, or a part of it. To import it takes six seconds."""
 _SLOW_RATIO, _CALLS = 10.0, 200
 """Ratio above which a candidate's latency need not be known well, and calls that knowing it well takes. Our choice."""
 _DISTURBANCES_MAX = 3
@@ -78,9 +81,6 @@ class Judge:
         # Before anything secret exists here: workers are forks of a process that never saw it.
         self.fork_server = fork_server or ForkServer()
         self.fork_server.keep_off(self.core)
-        if self.device.type == "cuda":
-            # Most candidates and baselines that win there are compiled, and each of their processes would import it anew.
-            self.fork_server.import_compiler(self.device.type)
         self.memory = DeviceMemory(self.device, self.release_idle)
         """Share of the device's memory, by which evaluations wait for one that needs all of it."""
         keep = KEPT if self.device.type == "cuda" else 0
@@ -98,7 +98,7 @@ class Judge:
             ) from error
         self._live: dict[str, LiveTask] = {}
         self._imported: set[str] = set()
-        """Modules that were imported for workers."""
+        """Modules that were imported for workers, and kinds of device whose compiler was."""
         self.disturbances = 0
         """Attempts that were given up because a GPU was at work for somebody else."""
 
@@ -195,6 +195,8 @@ class Judge:
         findings = CheckFindings(Demands.of(settings), reading.labels)
         findings.checks["advice"] = list(reading.advice)
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
+        if any(_COMPILED.search(one.source) for one in (candidate, *beside)):
+            self.import_compiler()
         with self.evaluation_folder(task) as directory:
             try:
                 with counted(findings.phases_s, "task"):
@@ -334,6 +336,13 @@ class Judge:
             self._import_for_workers(imported_by(task.source))
             self._live = {task.sha256: bring_to_life(task)}
         return self._live[task.sha256]
+
+    def import_compiler(self) -> None:
+        """Import torch.compile's compiler for a GPU's workers, once: each process that needs it would import it anew."""
+        if self.device.type == "cuda" and self.device.type not in self._imported:
+            self._imported.add(self.device.type)
+            self.workers.release_idle()
+            self.fork_server.import_compiler(self.device.type)
 
     def _import_for_workers(self, names: Collection[str]) -> None:
         """Have libraries imported once for all workers: that can take seconds in each."""

@@ -37,7 +37,7 @@ class Settings(BaseModel):
     each: for a first look, such as a reward, that is measured again where it matters."""
     blocks: int = Field(default=6, ge=2, le=1000)
     """Randomised mirrored blocks per process triple, at least; each holds two calls of every side."""
-    triple_s: float = Field(default=0.4, ge=0)
+    triple_s: float = Field(default=0.25, ge=0)
     """Blocks go on until those of the triple have taken so long: of short calls, one costs less than starting a process."""
     warmup_calls: int = Field(default=3, ge=1, le=1000)
     """Calls before the first timed one in each process, each on a fresh input."""
