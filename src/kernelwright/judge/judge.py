@@ -267,7 +267,7 @@ class Judge:
                 trial = replace(trial, settings=once, beside={})
             if settings.timed and (why := slowness(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
-                trial = replace(trial, settings=trial.settings.brief, beside={})
+                trial = replace(trial, settings=trial.settings.brief)
             if not settings.timed:
                 findings.remark(Label.NOT_RETIMED, "its time was not asked for")
             elif settings.fresh_processes:

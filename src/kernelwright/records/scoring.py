@@ -18,7 +18,6 @@ import numpy as np
 
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval, noise_floor, ratio_interval, t_quantile, upper_bound
 from kernelwright.records.models import Candidate, Evaluation, Scoring, TimingBlock, TimingSeries, Verdict
-from kernelwright.records.reasons import Reason
 
 _SERIES_SHARE = 0.9
 """A single call takes at least this share of a call in a series; our choice."""
@@ -127,7 +126,7 @@ def beside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
     name = baseline.name_beside
     sides = [block for block in found.blocks if name in block.beside_us]
     failed = found.checks.get("beside", {}).get(name)
-    if failed is not None and failed["reason"] != Reason.OUT_OF_MEMORY:
+    if failed is not None:
         outcome = {"verdict": Verdict.REJECTED, "reason": failed["reason"], "detail": failed["detail"]}
     elif sides and found.scoring is not None:
         timed = [
@@ -141,7 +140,7 @@ def beside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
         **found.model_dump(include={"task", "task_sha256", "contract", "device", "started"}),
         **baseline.model_dump(include={"policy", "techniques", "source"}),
         candidate_sha256=baseline.sha256,
-        checks={"beside": found.candidate_sha256} | {key: found.checks[key] for key in _PRECISIONS & found.checks.keys()},
+        checks={key: found.checks[key] for key in _PRECISIONS & found.checks.keys()} | {"beside": found.candidate_sha256},
         **outcome,
     )
 

@@ -17,7 +17,7 @@ from kernelwright.errors import KernelwrightError
 from kernelwright.execution.screener import Proposals
 from kernelwright.execution.work import Baselines, Evaluate, Executor, Progress, Result, Screen, Work
 from kernelwright.judge.settings import Settings
-from kernelwright.records import Candidate, Evaluation, RunDirectory, Task
+from kernelwright.records import Candidate, Evaluation, Reason, RunDirectory, Task
 from kernelwright.records.decisions import (
     JUDGED,
     OWN_POLICY,
@@ -424,17 +424,12 @@ def _next_baselines(state: SearchState) -> WorkStep | None:
     """
     if state.free.get(Baselines, 0) <= 0:
         return None
-    if any(task.look for task in state.tasks):
-        if not state.judging_begins:
-            return None
+    if any(task.look for task in state.tasks) and not state.plan.is_on_gpu:
         others = any(task.runs(Evaluate) or task.runs(Screen) for task in state.tasks)
-        if not state.plan.is_on_gpu and (others or not state.is_screening_over or open_task(state) is not None):
+        if others or not state.is_screening_over or open_task(state) is not None:
             return None
     pending = [task for task in state.tasks if task.baselines and not task.runs(Baselines) and _has_no_final(task, state)]
-    searched = any(task.look for task in pending)
-    task = (
-        min(pending, key=lambda task: task.records.baselines_turn, default=None) if searched else next(iter(pending), None)
-    )
+    task = min(pending, key=lambda task: task.records.baselines_turn, default=None)
     if task is None or (task.records.winner is None and state.makes_room):
         return None
     memory_bytes = judging_bytes(task.records.screened)
@@ -670,7 +665,8 @@ class Engine:
         """Keep a record of each stock configuration that was timed beside a candidate."""
         assert isinstance(step.work, Evaluate)
         for other in step.work.beside:
-            if other.policy == BASELINE_POLICY and (record := beside_record(found, other)) is not None:
+            record = beside_record(found, other) if other.policy == BASELINE_POLICY else None
+            if record is not None and record.reason is not Reason.OUT_OF_MEMORY:  # it may fit where less is beside it
                 self._keep(step.task, other.techniques[0], record)
         known = {record.techniques for record in step.task.records.baselines}
         step.task.baselines = tuple(one for one in step.task.baselines if one.techniques not in known)

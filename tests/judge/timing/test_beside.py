@@ -6,7 +6,7 @@ import pytest
 
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.timing.pairs import near_the_front
-from kernelwright.records import Evaluation, TimingBlock
+from kernelwright.records import Evaluation, Reason, TimingBlock
 from kernelwright.records.scoring import beside_record
 from tests.judge.snippets import RELU, baseline, candidate
 
@@ -99,4 +99,4 @@ def test_where_memory_did_not_suffice_beside_others_the_candidate_is_timed_witho
     found = shared_judge.evaluate(RELU, candidate(), settings=once, beside=[SAME])
     assert (found.accepted, found.versus) == (True, {})
     assert "memory" in found.checks["beside"]["same"]["detail"]
-    assert beside_record(found, SAME) is None, "another rotation may measure it"
+    assert beside_record(found, SAME).reason is Reason.OUT_OF_MEMORY

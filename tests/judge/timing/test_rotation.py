@@ -12,13 +12,11 @@ import torch
 from kernelwright.errors import CrowdedError, DeviceError, TaskError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check.compare import LEGAL_ERRORS
-from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.timing import rotation
 from kernelwright.judge.timing.answers import TOLERANCE, LooseAnswers
-from kernelwright.judge.timing.rotation import Rotated, rotate
-from kernelwright.records import Candidate, Reason, Scoring, Task, TimingBlock, Verdict
-from kernelwright.records.scoring import score
-from tests.judge.snippets import RELU, baseline, candidate, task
+from kernelwright.judge.timing.rotation import rotate
+from kernelwright.records import Candidate, Reason, Task, TimingBlock, Verdict
+from tests.judge.snippets import RELU, baseline, task
 
 SETTINGS = Settings.quick(threads=1, blocks=3)
 SAME = baseline("return super().forward(x)", name="same")
@@ -40,11 +38,10 @@ def test_each_baseline_is_paired_with_the_same_reference_calls(judge: Judge):
     assert [block.candidate_us for block in first.blocks] != [block.candidate_us for block in second.blocks]
     assert first.reference_us is not None
     assert first.speedup_low <= first.speedup <= first.speedup_high
-    assert first.noise_floor is None
+    assert first.noise_floor is not None
     assert first.checks["rotation"] == 2
     assert 0.0 < first.checks["device_s"] < first.elapsed_s
     assert first.checks["device_s"] == second.checks["device_s"], "one rotation has the device for both"
-    assert first.checks["allowed"] == TOLERANCE.to_json()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +94,6 @@ def test_a_baseline_may_be_as_far_from_eager_as_eager_is_from_the_truth(judge: J
     better, wrong = of_the_ill_conditioned("x.clone()", "better"), of_the_ill_conditioned("x * 1.3", "wrong")
     right, other = rotate(judge, ILL, [better, wrong], settings=SETTINGS)
     assert right.accepted, right.detail
-    assert right.checks["allowed"]["rms"] > TOLERANCE.rms
     assert (other.verdict, other.reason) == (Verdict.REJECTED, Reason.WRONG_OUTPUT)
 
 
@@ -108,7 +104,7 @@ def test_where_rounding_explains_nothing_the_tolerance_stays(judge: Judge):
 
 
 def test_short_rounds_go_on_for_a_while_and_not_for_ever(judge: Judge, monkeypatch):
-    monkeypatch.setattr("kernelwright.judge.timing.rotation.BLOCKS_MAX", SETTINGS.blocks + 2)
+    monkeypatch.setattr("kernelwright.judge.timing.triple.BLOCKS_MAX", SETTINGS.blocks + 2)
     found = rotate(judge, RELU, [SAME], settings=SETTINGS.model_copy(update={"triple_s": 60.0}))
     assert [len(one.blocks) for one in found] == [SETTINGS.blocks + 2]
 
@@ -137,18 +133,6 @@ def test_a_reference_that_fails_is_the_tasks_fault(judge: Judge):
     broken = task("return inputs[0] @ inputs[0]")
     with pytest.raises(TaskError):
         rotate(judge, broken, [SAME], settings=SETTINGS)
-
-
-def test_every_side_meets_every_input_once_and_in_both_orders(judge: Judge, monkeypatch):
-    orders = []
-    input_of = rotation.RotatedCalls._input
-    monkeypatch.setattr(
-        rotation.RotatedCalls, "_input", lambda self, order: orders.append(list(order)) or input_of(self, order)
-    )
-    rotate(judge, RELU, [SAME, baseline("return super().forward(x) * 1")], settings=SETTINGS)
-    for first, second in zip(orders[::2], orders[1::2], strict=True):
-        assert first == second[::-1]
-        assert len(set(first)) == 3
 
 
 def test_a_reference_that_draws_is_not_compared(judge: Judge):
@@ -204,10 +188,17 @@ def test_one_that_does_not_move_the_state_of_the_reference_is_wrong(judge: Judge
 # --- memory that does not suffice -----------------------------------------------------------------
 
 
-FULL = RejectionError(Reason.OUT_OF_MEMORY, "no memory")
-TIMED = Rotated(
-    score([TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,))], (), Scoring(miss_probability=0.05))
-)
+FULL = {"reason": "out-of-memory", "detail": "no memory"}
+
+
+def timed(trial):
+    beside_us = {name: (5.0,) for name in trial.beside}
+    return (TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,), beside_us=beside_us),)
+
+
+def full(trial):
+    trial.findings.checks["beside"] = dict.fromkeys(trial.beside, FULL)
+    return ()
 
 
 @pytest.fixture
@@ -215,10 +206,12 @@ def rotate_by(gpu_judge, monkeypatch):
     """A rotation of RELU's baselines on a simulated GPU, where a given function measures them, without a trial."""
 
     def rotate_by(measure, *baselines, **options):
-        monkeypatch.setattr(rotation, "measure", measure)
-        monkeypatch.setattr(
-            gpu_judge, "trial", lambda *given: SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0))
-        )
+        def trial(task, first, directory, settings, findings, beside):
+            by_name = {one.name_beside: one for one in beside}
+            return SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0), findings=findings, beside=by_name)
+
+        monkeypatch.setattr(rotation, "measure", lambda trial, flush: measure(trial))
+        monkeypatch.setattr(gpu_judge, "trial", trial)
         return rotate(gpu_judge, RELU, baselines, **options)
 
     return rotate_by
@@ -226,12 +219,7 @@ def rotate_by(gpu_judge, monkeypatch):
 
 def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(gpu_judge, rotate_by):
     with pytest.raises(CrowdedError):
-        rotate_by(
-            lambda trial, baselines, flush: dict.fromkeys([one.sha256 for one in baselines], FULL),
-            candidate(),
-            candidate(),
-            alone=False,
-        )
+        rotate_by(full, baseline("pass", name="one"), baseline("pass", name="two"), alone=False)
     assert gpu_judge.memory.ways == [False]
 
 
@@ -239,13 +227,13 @@ def test_a_rotation_that_finds_too_little_memory_says_so_before_it_is_halved(gpu
 def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(gpu_judge, rotate_by, what):
     made = []
 
-    def measure(trial, baselines, flush):
+    def measure(trial):
         made.append(trial)
         if len(made) == 1 and what == "reference":
             raise DeviceError("no memory")
-        return {one.sha256: FULL if len(made) == 1 else TIMED for one in baselines}
+        return full(trial) if len(made) == 1 else timed(trial)
 
-    (found,) = rotate_by(measure, candidate())
+    (found,) = rotate_by(measure, SAME)
     assert found.speedup == 1.0
     assert gpu_judge.memory.ways == [False, True]
 
@@ -253,19 +241,19 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(gpu_judge, rota
 @pytest.mark.parametrize("how", ["error", "verdict"])
 @pytest.mark.parametrize("fitting", [5, 2, 1, 0])
 def test_baselines_that_do_not_fit_together_are_measured_by_halves(rotate_by, simulated_gpu, fitting, how):
-    def measure(trial, baselines, flush):
-        if len(baselines) > fitting and how == "error":
+    def measure(trial):
+        if len(trial.beside) > fitting and how == "error":
             raise DeviceError("no memory")
-        return {one.sha256: FULL if len(baselines) > fitting else TIMED for one in baselines}
+        return full(trial) if len(trial.beside) > fitting else timed(trial)
 
     simulated_gpu.reserved_gib, simulated_gpu.allocated_gib = 5, 3
-    baselines = [candidate(top=f"# {number}") for number in range(5)]
+    baselines = [baseline("pass", name=str(number)) for number in range(5)]
     if not fitting and how == "error":
         with pytest.raises(DeviceError, match=r"no memory The judge's own tensors took 3\.0 GiB at most, of 5\.0 reserved"):
             rotate_by(measure, *baselines)
         return
     found = rotate_by(measure, *baselines)
-    assert [one.candidate_sha256 for one in found] == [one.sha256 for one in baselines]
+    assert [one.techniques for one in found] == [one.techniques for one in baselines]
     assert all(one.accepted is (fitting > 0) for one in found)
     assert max(one.checks["rotation"] for one in found) == max(fitting, 1)
 

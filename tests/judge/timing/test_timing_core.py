@@ -57,7 +57,7 @@ def moves(monkeypatch) -> list[set[int]]:
 def test_baselines_are_timed_on_it_and_let_go(judge, moves):
     (found,) = rotate(judge, RELU, [candidate(ON)], settings=SETTINGS)
     assert found.accepted, found.detail
-    assert moves == [{judge.core}] * 2 + [cores_except(judge.core)] * 2
+    assert moves == [{judge.core}] * 4 + [cores_except(judge.core)] * 4
 
 
 def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):

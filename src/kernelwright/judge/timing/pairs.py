@@ -18,7 +18,7 @@ import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
 
@@ -255,14 +255,14 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
     with ThreadPoolExecutor(len(names)) as threads:
         # Whoever starts first gets the first memory: draw that too.
         started = {
-            threads.submit(trial.start, "reference" if name == "null" else name): name
+            name: threads.submit(trial.start, "reference" if name == "null" else name)
             for name in random.sample(names, len(names))
         }
-        for future in as_completed(started):
-            name = started[future]
+        for name in names:
             try:
                 with forgiving(trial, name):
-                    sides[name] = future.result()
+                    # A future that is kept here would hold, through its error's traceback, the tensors of what failed.
+                    sides[name] = started.pop(name).result()
             except (RejectionError, KernelwrightError, WorkerError) as error:
                 if failure is None or not isinstance(error, RejectionError | WorkerError):  # then no candidate is to blame
                     failure = error
