@@ -42,7 +42,7 @@
         ├── ScheduleFailedError              a schedule ended the process it ran in
         ├── BudgetSpentError                 a search of schedules has no budget left: its ordinary end
         ├── UntraceableError                 a module has no operator graph that could be printed
-        │   ├── SharedStorageError           an operator writes to storage that another value shares
+        │   ├── OtherFormError               shared storage is written, or graphs are nested
         │   └── CarriedStateError            a module keeps a state from one call to the next
         ├── UnsupportedError                 an operator cannot be a step of a fused kernel
         ├── RuleError                        a rewrite rule raised, or never ends

@@ -50,6 +50,40 @@ def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> No
         trace(Task(id="sample", source=task_text(forward, "torch.randn(4, 6)", init)))
 
 
+def test_nested_graphs_of_autocast_are_printed_with_their_conversions() -> None:
+    half = "with torch.autocast('cpu', torch.bfloat16): b = self.f(a).relu()"
+    whole = "with torch.autocast('cpu', enabled=False), torch.no_grad(): c = self.f(a)"
+    text = task_text(f"{half}\n{whole}\nreturn b.float() * 1.0 + c", "torch.randn(4, 6)", "self.f = nn.Linear(6, 6)")
+    done = apply_rules(text, "remove-noops")
+    compare(done.reference, done.source, 1e-6)
+    with pytest.raises(UntraceableError, match="enters autocast of cuda; call the model in it instead"):
+        trace(Task(id="elsewhere", source=text.replace("'cpu', torch", "'cuda', torch")))
+
+
+def test_an_input_may_lie_in_another_way_which_is_then_what_the_code_is_for() -> None:
+    text = task_text(
+        "return self.f(a).relu() * 1.0", "torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)"
+    )
+    text = text.replace("pass", "self.f = nn.Conv2d(3, 4, 3)")
+    done = apply_rules(text, "remove-noops")
+    assert "a.stride() == (75, 1, 15, 3)" in done.source
+    compare(done.reference, done.source, 1e-6)
+    model = load(done.source, "candidate").ModelNew()
+    with pytest.warns(UserWarning, match="wanted a.stride"):
+        model(torch.randn(2, 3, 5, 5))
+    assert model.last_path == "reference"
+
+
+def test_operators_of_other_libraries_keep_their_names() -> None:
+    text = task_text("return torch.ops.kw_sample.double_relu(a) * 1.0", "torch.randn(4)")
+    with torch.library._scoped_library("kw_sample", "DEF") as library:
+        library.define("double_relu(Tensor x) -> Tensor")
+        library.impl("double_relu", lambda x: 2 * x.relu(), "CompositeExplicitAutograd")
+        done = apply_rules(text, "remove-noops")
+        assert "torch.ops.kw_sample.double_relu.default(a)" in done.source
+        compare(done.reference, done.source, 1e-6)
+
+
 def test_a_constant_that_the_first_call_moves_and_a_result_that_is_only_left_behind_are_no_state() -> None:
     text = task_text("self.h = self.h.to(a.device)\nself.last = a * self.h\nreturn self.last * 1.0", "torch.ones(3)")
     text = text.replace("pass", "self.h = torch.full((3,), 2.0)")

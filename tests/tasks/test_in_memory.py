@@ -129,7 +129,26 @@ class Replaced(nn.Module):
 
 class Numbers(nn.Module):
     def forward(self, x):
-        return {"a": [x.dtype]} if x.dim() == 1 else [x.size(), 2]
+        return {"a": [lambda: x]} if x.dim() == 1 else [x.size(), 2]
+
+
+class Cache:
+    """A result that is no container: it holds tensors beside what is no tensor."""
+
+    def __init__(self, keys):
+        self.layers, self.kind, self.dtype, self.seen = [keys], Answer, keys.dtype, len(keys)
+
+
+class Caching(nn.Module):
+    def forward(self, x):
+        return x * 2, Cache(x + 1)
+
+
+class Endless(nn.Module):
+    def forward(self, x):
+        cache = Cache(x)
+        cache.layers.append(cache)
+        return cache
 
 
 class WithExtraState(nn.Linear):
@@ -177,10 +196,23 @@ def test_inputs_that_do_not_fit_are_refused(given, message):
 
 
 def test_outputs_that_cannot_be_compared_are_refused():
-    with pytest.raises(ModelError, match=r"found a dtype in `out\['a'\]\[0\]`"):
+    with pytest.raises(ModelError, match=r"found a function in `out\['a'\]\[0\]`"):
         tried(Numbers(), [Inputs(torch.randn(3))])
     with pytest.raises(ModelError, match="found a list without one"):
         tried(Numbers(), [Inputs(torch.randn(3, 3))])
+    with pytest.raises(ModelError, match=r"found a list in `out(\.layers\[1\])+.layers`"):
+        tried(Endless(), [Inputs(torch.randn(3))])
+
+
+def test_an_object_with_tensors_in_it_is_returned_anew_by_each_call(tmp_path):
+    x = torch.randn(3)
+    (call,) = tried(Caching(), [Inputs(x)])
+    assert "return [out[0], out[1].layers[0], out[1].seen]" in task_of(Caching(), call, tmp_path).source
+    first, second = (call.rebuild(iter([x, y, 3])) for y in (x + 1, x + 2))
+    assert type(first[1]) is Cache
+    assert (first[1].kind, first[1].dtype, first[1].seen) == (Answer, torch.float32, 3)
+    assert torch.equal(first[1].layers[0], x + 1)
+    assert torch.equal(second[1].layers[0], x + 2)
 
 
 @pytest.mark.parametrize("given", [None, (), [], [()], 3, {}, {"x": 1}, {1: torch.ones(1)}])

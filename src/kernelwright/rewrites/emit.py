@@ -241,7 +241,7 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
         else:
             tests += [f"{item.name} is not None"] if item.default == "None" else []
             tests += [f"{item.name}.shape == {item.shape}", f"{item.name}.dtype is {item.dtype}"]
-            tests.append(f"{item.name}.is_contiguous()")
+            tests.append(f"{item.name}.stride() == {item.strides}" if item.strides else f"{item.name}.is_contiguous()")
     return tests
 
 

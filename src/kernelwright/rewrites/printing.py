@@ -87,13 +87,13 @@ class OpPrinter:
             return self._ordered(ORDERED[packet], node)
         if is_call(node, aten.add_) and is_tensor(node.args[0]):
             return f"{self.text(node.args[0])}.add_({self._rest(node, 1)})"
-        name = target._schema.name.split("::")[1]
+        library, name = target._schema.name.split("::")
         if name == "mT":
             return f"{self.text(node.args[0])}.mT"
-        text = self._usual(name, node)
+        text = self._usual(name, node) if library == "aten" else None
         if text is not None and _is_same(name, node):
             return text
-        return self._plain(f"torch.ops.aten.{name}.{target._overloadname}", node)
+        return self._plain(f"torch.ops.{library}.{name}.{target._overloadname}", node)
 
     def _usual(self, name: str, node: fx.Node) -> str | None:
         """The call as one would write it; None where Python has no function or method of this name."""

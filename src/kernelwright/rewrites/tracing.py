@@ -27,7 +27,6 @@ from kernelwright.records import Task
 from kernelwright.rewrites.graph import (
     argument,
     aten,
-    contiguous_strides,
     is_call,
     is_mutable,
     is_tensor,
@@ -49,8 +48,9 @@ class CarriedStateError(UntraceableError):
     """A module leaves a tensor for its next call in an attribute: neither operators in one line nor a CUDA graph do that."""
 
 
-class SharedStorageError(UntraceableError):
-    """An operator writes to storage that another value shares: the exporter's functional form may still be printed."""
+class OtherFormError(UntraceableError):
+    """An operator writes to storage that another value shares, or is in a nested graph, as under autocast: the exporter's
+    functional form may still be printed."""
 
 
 def normalise(graph: fx.Graph) -> None:
@@ -59,7 +59,7 @@ def normalise(graph: fx.Graph) -> None:
     Only counters of buffers (`num_batches_tracked += 1`) stay in place, because they are seen from outside.
 
     Raises:
-        SharedStorageError: an operator writes to storage that another value shares.
+        OtherFormError: an operator writes to storage that another value shares.
         UntraceableError: an operator writes to an input or a parameter, or has no functional form.
     """
     for node in list(graph.nodes):
@@ -117,7 +117,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
             return
         raise UntraceableError(f"{node.target} writes to {target.name}")
     if _shares_storage(target):
-        raise SharedStorageError(f"{node.target} writes to storage that another value shares")
+        raise OtherFormError(f"{node.target} writes to storage that another value shares")
     name = cast(Any, node.target)._schema.name.split("::")[1]
     packet = getattr(aten, name.removesuffix("_"), None)
     overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None
@@ -191,6 +191,8 @@ class Input:
     """Text of its default value in the signature."""
     shape: tuple[int, ...] | None
     """None when the argument is not a tensor."""
+    strides: tuple[int, ...] | None
+    """None when it is contiguous, too."""
     dtype: torch.dtype | None
     constant: Any
     """The value of an argument that is not a tensor, plain data or a function; it is baked into the graph."""
@@ -303,13 +305,12 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
         tensor = isinstance(item, torch.Tensor)
         if (not tensor and not _is_plain(item) and (given or not function)) or isinstance(item, list | tuple):
             raise UntraceableError(f"argument {parameter.name} is neither a tensor nor a number")
-        if tensor and item.stride() != contiguous_strides(tuple(item.shape)) and not item.is_contiguous():
-            raise UntraceableError(f"argument {parameter.name} is not contiguous")
         described.append(
             Input(
                 name=parameter.name,
                 default=parameter.default.__name__ if function else repr(parameter.default) if has_default else None,
                 shape=tuple(item.shape) if tensor else None,
+                strides=item.stride() if tensor and not item.is_contiguous() else None,
                 dtype=item.dtype if tensor else None,
                 constant=None if tensor else item,
             )
@@ -325,7 +326,7 @@ def _is_own_function(model: nn.Module, item: Any) -> bool:
 def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:
     try:
         return _operators(model, _exported(model, inputs), signature)
-    except SharedStorageError as shared:
+    except OtherFormError as shared:
         # The exporter's functional form is wordier than ours, so it is taken only where ours is not possible.
         exported = _exported(model, inputs).run_decompositions({})
         if any(spec.kind is not OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs):
@@ -413,7 +414,12 @@ def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signatu
     graph = exported.graph
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     if any(node.op in ("get_attr", "call_module", "call_method") for node in graph.nodes):
-        raise UntraceableError("it has control flow or nested graphs")
+        devices = {node.args[0] for node in graph.nodes if node.target is torch.ops.higher_order.wrap_with_autocast}
+        if elsewhere := devices - {"cpu"}:
+            raise UntraceableError(
+                f"forward enters autocast of {', '.join(map(str, elsewhere))}; call the model in it instead"
+            )
+        raise OtherFormError("it has control flow or nested graphs")
     names = iter(signature)
     mode: FakeTensorMode | None = None
     for spec in exported.graph_signature.input_specs:

@@ -182,7 +182,9 @@ def without_handovers(tree: ast.Module) -> ast.Module:
     return tree
 
 
-_NOTING = re.compile(r"_note_reference|torch\.is_grad_enabled|torch\.cuda\.get_device_properties|\w+\.is_contiguous")
+_NOTING = re.compile(
+    r"_note_reference|torch\.is_grad_enabled|torch\.cuda\.get_device_properties|\w+\.(is_contiguous|stride)"
+)
 """Calls in the method that notes a call of the reference."""
 _KIND = frozenset(
     {"shape", "dtype", "device", "type", "ndim", "layout", "is_cuda", "is_contiguous", "stride", "size", "dim"}

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import keyword
 import math
+import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -408,6 +409,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
+_CONSTANTS = (torch.dtype, torch.device, torch.Size, type)
+"""Types of what a result may hold beside tensors and plain values; each call returns the example's."""
+_NO_PLAIN_OBJECTS = (*_CONSTANTS, torch.Tensor, nn.Module, types.FunctionType, types.ModuleType)
+_DEEPEST = 12
+"""Most containers around each other, for objects that hold each other. Our choice."""
+
+
 def _parts(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]] | None:
     """The parts of a container, each with the text that reads it, and how to build one anew; None for anything else."""
     kind = type(value)
@@ -422,7 +430,16 @@ def _parts(value: Any) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any
     if isinstance(value, list | tuple):
         make = (lambda parts: kind(*parts)) if hasattr(kind, "_fields") else kind
         return [(f"[{index}]", part) for index, part in enumerate(value)], make
+    if hasattr(value, "__dict__") and not isinstance(value, _NO_PLAIN_OBJECTS):  # a cache of keys and values, say
+        names = list(vars(value))
+        return [(f".{name}", part) for name, part in vars(value).items()], lambda parts: _object_of(kind, names, parts)
     return None
+
+
+def _object_of(kind: type, names: list[str], parts: list[Any]) -> Any:
+    made: Any = object.__new__(kind)
+    vars(made).update(zip(names, parts, strict=True))
+    return made
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -436,7 +453,9 @@ def _taken_apart(value: Any, text: str, texts: list[str], model: str) -> Rebuild
     if isinstance(value, torch.Tensor) or is_plain(value):
         texts.append(text)
         return next
-    container = _parts(value)
+    if isinstance(value, _CONSTANTS):
+        return lambda leaves: value
+    container = _parts(value) if text.count(".") + text.count("[") <= _DEEPEST else None
     if container is None or (isinstance(value, dict) and not all(is_plain(key) for key in value)):
         raise ModelError(
             f"Wanted tensors, numbers, texts, and lists, tuples, dicts and dataclasses of them from forward of {model}; "
