@@ -300,9 +300,9 @@ def test_one_tensor_alone_is_far_and_each_in_turn():
 def test_near_rows_differ_from_those_of_other_tensors_too_by_little():
     first, second = apply("near", normal(40, 32), normal(24, 32) * 1.1)
     apart = torch.cdist(first.double(), second.double())
-    assert float(apart.min()) < 0.1
-    assert float(apart.max()) > 4
-    assert float(apart.min()) > 1e-4
+    assert float(apart.max()) < 0.2
+    assert float(apart.min()) > 1e-3
+    assert float(first.square().mean()) > 0.3
 
 
 def test_integers_that_are_large_or_alike_stay_in_their_range():

@@ -56,6 +56,11 @@ class InputSet:
         """True for a set that comes up between timed calls as well."""
         return self.where is None and self.breaks is None
 
+    @property
+    def late(self) -> bool:
+        """True for a set that a contract may leave out, which comes after the others."""
+        return self.layout or self.breaks is not None
+
     def apply(self, inputs: list[Any], generator: torch.Generator, forms: Sequence[TensorForm] = ()) -> list[Any]:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn.
 
@@ -348,19 +353,14 @@ def _far(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _near(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Rows nearly coincide with one of four, which are the same for all tensors of as many columns: they differ by a part in
-    2^7 to 2^14, in each column another."""
+    """Rows nearly coincide, those of all tensors of as many columns: they differ by a part in 2^7 to 2^14, in each column
+    another."""
     seeded = torch.Generator(x.device).manual_seed(generator.initial_seed())
-    columns, size = x.shape[-1], 2.0 ** round(float(size_of(x, finite=True).clamp_min(1e-30).log2()))
-    centres = torch.randn((4, columns), generator=seeded, device=x.device) * size
-    centres = (centres.abs() if bool(x.amin() >= 0) else centres).to(x.dtype)
-    spread = torch.exp2(-torch.randint(7, 15, (columns,), generator=seeded, device=x.device).float()).to(x.dtype)
-
-    def moved(part: torch.Tensor) -> torch.Tensor:
-        nearest = torch.arange(part.shape[:-1].numel(), device=x.device).view(part.shape[:-1]) % 4
-        return torch.where(part != 0, centres[nearest] + part * spread, part)
-
-    return by_parts(x, moved)
+    columns, size = x.shape[-1:], 2.0 ** round(float(size_of(x, finite=True).clamp_min(1e-30).log2()))
+    centre = torch.randn(columns, generator=seeded, device=x.device) * size
+    centre = (centre.abs() if bool(x.amin() >= 0) else centre).to(x.dtype)
+    spread = torch.exp2(-torch.randint(7, 15, columns, generator=seeded, device=x.device).float()).to(x.dtype)
+    return by_parts(x, lambda part: torch.where(part != 0, centre + part * spread, part))
 
 
 def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -386,9 +386,9 @@ def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _ordered_across(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The same along another dimension than the last."""
-    across = [dim for dim in range(x.dim() - 1) if x.shape[dim] >= _ROW]
-    dim = across[int(torch.randint(len(across), (), generator=generator, device=x.device))]
+    """The same along another dimension than the last, rather a long one."""
+    lengths = torch.tensor(x.shape[:-1], dtype=torch.float32, device=x.device)
+    dim = int(torch.multinomial(lengths, 1, generator=generator))
     return _ordered(x.transpose(dim, -1).contiguous(), generator).transpose(dim, -1).contiguous()
 
 

@@ -76,10 +76,10 @@ def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: 
         follows |= not apart(examiner.reference.recopy(0), truth).within(allowed)
     examiner.reference.release()  # by now it has shown whether it reuses memory, and nobody reads its outputs again
     if trial.settings.thorough:
-        fitting = [one for one in INPUT_SETS[2:] if not one.layout and one.fits(facts.forms, examiner.bounds.names)]
+        fitting = [one for one in INPUT_SETS[2:] if not one.late and one.fits(facts.forms, examiner.bounds.names)]
         for index, inputs in enumerate(fitting):
             with trial.findings.skipping(inputs.name):
-                ask_or_label(examiner, inputs, slot=(index + 1) % 2)
+                examiner.ask(inputs, slot=(index + 1) % 2)
         check_repeat(examiner, first)
         if facts.stochastic:
             check_unseeded_call(examiner)
@@ -104,21 +104,6 @@ def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: 
         timed_tolerance=first.question.between,
         output_follows_input=follows,
     )
-
-
-def ask_or_label(examiner: Examiner, inputs: InputSet, slot: int) -> None:
-    """Ask a set. A candidate that fails where the set breaks an invariant of the task's own inputs only relies on it."""
-    trial = examiner.trial
-    try:
-        examiner.ask(inputs, slot=slot)
-    except (RejectionError, WorkerError) as failure:
-        relies = any(inputs.breaks in form.invariants for form in trial.facts.forms if inputs.varies(form))
-        if not relies or CheckFinding.excused(failure, failure.reason, Label.CONTIGUOUS_ONLY) is None:
-            raise
-        trial.findings.remark(Label(f"relies-on-{inputs.breaks}"), failure.detail)
-        if isinstance(failure, WorkerError):
-            for side in examiner.sides:  # both, since they may keep a state
-                trial.renew(side)
 
 
 _GROWN_BYTES = 8 << 20
@@ -164,21 +149,25 @@ def _left_behind(side: Side, calls: int) -> dict[str, int]:
 
 
 def check_layouts(examiner: Examiner) -> None:
-    """Inputs that lie otherwise in memory; last, since a kernel that was not written for them may end its process.
+    """Inputs that lie otherwise in memory, or lack what all of the task's own share; last, since a kernel that was not
+    written for them may end its process.
 
     Timing leaves out those that a candidate need not take under the contract `kernelbench`.
     """
-    trial = examiner.trial
-    for inputs in (one for one in INPUT_SETS if one.layout and one.fits(trial.facts.forms)):
+    trial, forms = examiner.trial, examiner.trial.facts.forms
+    for inputs in (one for one in INPUT_SETS if one.late and one.fits(forms, examiner.bounds.names)):
         try:
             with trial.findings.skipping(inputs.name):
                 examiner.ask(inputs, slot=1, state=_present_state(examiner))
             # A kernel of PyTorch's own that memory is not aligned for takes the device away from the reference's process.
             broken = "CUDA error" in trial.findings.checks.get("skipped", {}).get(inputs.name, "")
         except (RejectionError, WorkerError) as failure:
-            if (excused := CheckFinding.excused(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)) is None:
+            excused = CheckFinding.excused(failure, Reason.LAYOUT_DEPENDENT, Label.CONTIGUOUS_ONLY)
+            relies = any(inputs.breaks in form.invariants for form in forms if inputs.varies(form))
+            if excused is None or not (inputs.layout or relies):
                 raise
-            trial.findings.add([excused])
+            relying = () if inputs.layout else (CheckFinding.remark(Label(f"relies-on-{inputs.breaks}"), failure.detail),)
+            trial.findings.add(relying or [excused])
             examiner.tolerances.pop(inputs, None)
             broken = isinstance(failure, WorkerError)
         if broken:
