@@ -91,6 +91,10 @@ def one_set_that_shows_ten_bits(patch: Patch) -> None:
     patch.setattr(check, "INPUT_SETS", tuple(one for one in check.INPUT_SETS if one.name != "biased-later"))
 
 
+def values_without_order(patch: Patch) -> None:
+    patch.setattr(check, "INPUT_SETS", tuple(one for one in check.INPUT_SETS if not one.name.startswith("ordered")))
+
+
 def one_draw_for_ever(patch: Patch) -> None:
     original = TaskFacts.draw
     only_draws: list[tuple[TaskFacts, Any]] = []
@@ -224,6 +228,7 @@ MUTATIONS = [
     Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
     Mutation("inputs that lie as the task draws them", "i05_own_rows_side_by_side", inputs_laid_out_in_full),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
+    Mutation("rows with an order", "i08_largest_of_a_sample", values_without_order),
     Mutation(
         "input sets of other sizes, and nearly the same inputs (each catches it)",
         "i05_clipped_range",
