@@ -41,6 +41,19 @@ def test_the_truth_is_float64_and_repeats():
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize("kept_bytes", [1 << 30, 0])
+def test_a_truth_is_of_the_weights_that_it_was_asked_for_whatever_came_before(kept_bytes, monkeypatch):
+    monkeypatch.setattr(oracle_module, "_KEPT_BYTES", kept_bytes)
+    judge, inputs = oracle(RELU)
+    other = {key: value + 1.0 for key, value in judge.initial_state.items()}
+    asked = [(state, bits) for state in (judge.initial_state, other) for bits in (None, 7)]
+    fresh = [oracle(RELU)[0].truth(inputs, state, training=True, mantissa_bits=bits)[0] for state, bits in asked]
+    for index in (0, 1, 0, 3, 2, 2, 0):
+        state, bits = asked[index]
+        judge.truth(inputs, state, training=True, noise=0.1)
+        assert torch.equal(judge.truth(inputs, state, training=True, mantissa_bits=bits)[0], fresh[index])
+
+
 def test_a_truth_lets_others_in_between_its_operators_and_stays_the_same():
     judge, inputs = oracle(task("return torch.relu(inputs[0] * 2.0) + 1.0"))
     before, asked = judge.truth(inputs, judge.initial_state, training=True), []

@@ -936,6 +936,8 @@ def test_every_input_set_of_the_check_comes_up_in_the_shortest_run(sets, process
     dealt = [odd.deal(block) for _ in range(processes) for block in range(blocks)]
     assert {one.name for hand in dealt for one in hand} == {str(index) for index in range(sets)}
     assert all(len(hand) == len(dealt[0]) for hand in dealt)
+    further = [odd.deal(block) for block in range(blocks)]
+    assert all(len(hand) == min(sets, 1) for hand in further)
 
 
 def test_a_set_that_tells_precisions_comes_up_in_each_process():

@@ -33,6 +33,8 @@ _HARDLY_SEEN = 0.01
 """Root mean square of a parameter below which its effect may vanish in rounding."""
 _SEEN = 0.5
 """Size in which such a parameter is loaded once. Our choice."""
+_KEPT_BYTES = 1 << 30
+"""Size in float64 up to which weights are kept as they were converted. Our choice."""
 _WORTH_PRODUCTS = 1 << 28
 """Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
 
@@ -65,6 +67,9 @@ class Oracle:
         }
         """First name of each parameter by every name it has: tied parameters have several."""
         self.parameter_names = set(self._owner)
+        self._converted_from: State | None = None
+        self._kept: dict[int | None, State] = {}
+        """The latest state in float64, by the bits to which it was rounded."""
         try:
             with _float64_default():
                 self._double = _widened(copy.deepcopy(self.model))
@@ -120,16 +125,25 @@ class Oracle:
         """
         skeleton, tensors = flatten(inputs)
         with _float64_default():
-            noises = dict.fromkeys(self.parameter_names, noise)
-            self._double.load_state_dict(
-                {key: _exact(value, mantissa_bits, noises.get(key, 0.0)) for key, value in state.items()}, strict=False
-            )
+            self._double.load_state_dict(self._converted(state, mantissa_bits, noise), strict=False)
             self._double.train(training)
             shares = contextlib.nullcontext() if self.give_way is None else _SharedDevice(self.give_way)
             with shares, contextlib.nullcontext() if mode is None else mode:
                 return self._run(
                     self._double, unflatten(skeleton, [_exact(tensor, mantissa_bits, noise) for tensor in tensors])
                 )
+
+    def _converted(self, state: State, mantissa_bits: int | None, noise: float) -> State:
+        """A state as `truth` loads it. A small one is kept: most questions in a row have the same weights."""
+        if self._converted_from is not state:
+            self._converted_from, self._kept = state, {}
+        if noise or mantissa_bits not in self._kept:
+            noises = dict.fromkeys(self.parameter_names, noise)
+            made = {key: _exact(value, mantissa_bits, noises.get(key, 0.0)) for key, value in state.items()}
+            if noise or sum(value.nbytes for value in made.values()) > _KEPT_BYTES:
+                return made
+            self._kept[mantissa_bits] = made
+        return self._kept[mantissa_bits]
 
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""

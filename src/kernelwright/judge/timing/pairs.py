@@ -231,15 +231,18 @@ class OddInputs:
         self._telling, self._tells_at = telling, 0
         self._left: list[InputSet] = []
         self._each = max(2, math.ceil(len(sets) / (settings.processes_min * settings.blocks)))
-        self._blocks_min = settings.blocks
+        self._blocks_min, self._processes_left = settings.blocks, settings.processes_min
 
     def deal(self, block: int) -> list[InputSet]:
         """Input sets after a block of a process, by its number from 0: none after most of those that only short calls get.
 
-        Which ones, nobody can know before. Asked after every block they took as long as the blocks.
+        Which ones, nobody can know before. Asked after every block they took as long as the blocks. In processes beyond the
+        least number each has come up, and there is one where there were several.
         """
         if block == 0:
             self._tells_at = random.randrange(self._blocks_min)
+            self._processes_left -= 1
+            self._each = 1 if self._processes_left < 0 else self._each
         if block >= self._blocks_min and random.random() >= _FURTHER_SHARE:
             return []
         if len(self._left) < min(self._each, len(self._sets)):
