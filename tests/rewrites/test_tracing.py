@@ -60,6 +60,21 @@ def test_nested_graphs_of_autocast_are_printed_with_their_conversions() -> None:
         trace(Task(id="elsewhere", source=text.replace("'cpu', torch", "'cuda', torch")))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_mode_without_a_graph_is_left_to_the_reference(training: bool) -> None:
+    branch = "if self.training is not self.mode and a.sum() > 100: return a"
+    text = task_text(
+        f"{branch}\nreturn (a * 1.0).relu()", "torch.randn(4, 6)", f"self.mode = {training}\nself.train(self.mode)"
+    )
+    model = load(apply_rules(text, "remove-noops").source, "candidate").ModelNew()
+    assert model.training is training
+    model(torch.ones(4, 6))
+    assert model.last_path == "optimized"
+    with pytest.warns(UserWarning, match="wanted self.training" if training else "wanted not self.training"):
+        model.train(not training)(torch.ones(4, 6))
+    assert model.last_path == "reference"
+
+
 def test_an_input_may_lie_in_another_way_which_is_then_what_the_code_is_for() -> None:
     text = task_text(
         "return self.f(a).relu() * 1.0", "torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)"

@@ -233,6 +233,8 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
     tests = list(extra)
     if trace.init_inputs is not None:
         tests.insert(0, "self._is_as_traced")
+    if trace.only is not None:
+        tests.append("self.training" if trace.only else "not self.training")
     for item in trace.inputs:
         if item.shape is None:
             function = callable(item.constant)

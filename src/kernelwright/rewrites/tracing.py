@@ -216,6 +216,8 @@ class Trace:
     """The constructor's arguments when it takes any and they are plain data: the graphs hold for these only."""
     training: OperatorGraph
     evaluation: OperatorGraph
+    only: bool | None
+    """The mode that both graphs are of, `training` of the task's module, where the other mode has none."""
 
 
 def load(source: str, name: str) -> types.ModuleType:
@@ -246,22 +248,25 @@ def trace(task: Task) -> Trace:
         UntraceableError: the module cannot be expressed as one straight line of operators; CarriedStateError where it keeps
         a state between calls.
     """
-    # Any exception of a task's own code or of the exporter means the same here: no graph.
-    with _quiet():
-        try:
-            return _trace(task, FakeTensorMode(allow_non_fake_inputs=True))
-        except UntraceableError:
-            raise
-        except Exception:  # noqa: BLE001
+    failure: Exception | None = None
+    # Real tensors where fake ones do not do, which may take much memory; one mode alone where the other has no graph.
+    for is_fake, is_whole in ((True, True), (False, True), (True, False)):
+        if isinstance(failure, UntraceableError) and not is_fake:
+            continue
+        with _quiet():
             try:
-                return _trace(task, None)
-            except UntraceableError:
+                return _trace(task, FakeTensorMode(allow_non_fake_inputs=True) if is_fake else None, is_whole)
+            except CarriedStateError:
                 raise
-            except Exception as error:
-                raise UntraceableError(f"{type(error).__name__}: {str(error).splitlines()[:1]}") from error
+            # Any exception of a task's own code or of the exporter means the same here: no graph.
+            except Exception as error:  # noqa: BLE001
+                failure = failure if isinstance(failure, UntraceableError) else error
+    if isinstance(failure, UntraceableError):
+        raise failure
+    raise UntraceableError(f"{type(failure).__name__}: {str(failure).splitlines()[:1]}") from failure
 
 
-def _trace(task: Task, mode: FakeTensorMode | None) -> Trace:
+def _trace(task: Task, mode: FakeTensorMode | None, is_whole: bool) -> Trace:
     with mode or contextlib.nullcontext():
         module = load(task.source, "kernelwright_task")
         init_inputs = module.get_init_inputs()
@@ -269,12 +274,16 @@ def _trace(task: Task, mode: FakeTensorMode | None) -> Trace:
         inputs = tuple(module.get_inputs())
     if len({child.training for child in model.modules()}) != 1:
         raise UntraceableError("its submodules are in different modes")
-    signature = _signature(model, inputs)
+    signature, own = _signature(model, inputs), model.training
+    graphs = {
+        training: _graph(model.train(training), inputs, signature) for training in ((True, False) if is_whole else (own,))
+    }
     return Trace(
         inputs=signature,
         init_inputs=tuple(init_inputs) if _takes_arguments(model) and _is_plain(init_inputs) else None,
-        training=_graph(model.train(), inputs, signature),
-        evaluation=_graph(model.eval(), inputs, signature),
+        training=graphs.get(True, graphs[own]),
+        evaluation=graphs.get(False, graphs[own]),
+        only=None if is_whole else own,
     )
 
 
