@@ -235,7 +235,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
         trial = SimpleNamespace(core=None, gate=gate, beside={}, findings=findings, settings=settings)
         trial.start, trial.facts = lambda role: SimpleNamespace(close=lambda: None), FakeTrial()
         PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(0, given, against_truth=False)
-        return entered[2:-2]  # without the first calls, warming up, the audit and the look at the process
+        return entered[1:-1]  # without the first calls and the look at the process
 
     assert blocks_for_each_entry(timing.ALONE_S / 3.5, 10) == [4, 4, 2]
     assert blocks_for_each_entry(timing.ALONE_S * 3, 3) == [1, 1, 1]

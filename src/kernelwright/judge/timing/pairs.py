@@ -45,9 +45,9 @@ from kernelwright.tasks.input_sets import InputSet
 _SECOND_CHANCES = 2
 """Further process triples for a candidate whose clocks disagree."""
 ALONE_S = 0.4
-"""For so long blocks go on once the device is theirs. To get it is to have others stop their workers, and to wait for what
-their judges do themselves. When it was to wait until all others were out, a wait for each tenth of a second took 12 of 33 s
-beside three other judges (results/2026-11-22-judge-throughput-2-h200). Our choice."""
+"""For so long warming up and blocks go on once the device is theirs. To get it is to have others stop their workers, and to
+wait for what their judges do themselves. When it was to wait until all others were out, a wait for each tenth of a second
+took 12 of 33 s beside three other judges (results/2026-11-22-judge-throughput-2-h200). Our choice."""
 _LONG_S = 10.0
 """Once timing has had the device for so long, no process beyond the least is begun. Without it a task of 22 ms took half a
 minute on two cores; our choice."""
@@ -165,18 +165,21 @@ class PairedTiming:
             with phase("first calls"), trial.gate(shared=True):
                 run.bring_in_step(given.values())
                 run.first_calls()
-            with on_core(trial.core, (side.worker for side in sides.values())):
-                with trial.gate(), phase("warm-up"):
+            with on_core(trial.core, (side.worker for side in sides.values())), contextlib.ExitStack() as turn:
+                turn.enter_context(trial.gate())
+                ends_s = time.perf_counter() + ALONE_S
+                with phase("warm-up"):
                     run.warm_up()
                 while run.wants_more():
-                    with trial.gate():
+                    if time.perf_counter() >= ends_s:  # let others in
+                        turn.close()
+                        turn.enter_context(trial.gate())
                         ends_s = time.perf_counter() + ALONE_S
-                        while run.wants_more() and time.perf_counter() < ends_s:
-                            with phase("blocks"):
-                                run.block()
-                            with phase("odd inputs"):
-                                run.odd_inputs(self._odd.deal(run.blocks - 1))
-                with trial.gate(), phase("series"):
+                    with phase("blocks"):
+                        run.block()
+                    with phase("odd inputs"):
+                        run.odd_inputs(self._odd.deal(run.blocks - 1))
+                with phase("series"):
                     run.audit()
                     run.verify_held()
                     run.verify_buffers()
