@@ -245,6 +245,11 @@ MUTATIONS = [
         both(one_draw_for_ever, skip(check, "check_reloading"), aliases_unseen),
     ),
     Mutation("weights that are not those of the constructor", "w04_zero_gate", weights_as_constructed),
+    Mutation(
+        "places of equal elements, each once",
+        "w07_one_of_equals_twice",
+        lambda patch: patch.setattr(oracle.Places, "as_good", lambda self, others, dtype: torch.ones_like(others).bool()),
+    ),
     Mutation("weights as training leaves them", "w03_positive_gain", skip(check, "check_weight_structure")),
     Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
     Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check, "check_default_buffers")),

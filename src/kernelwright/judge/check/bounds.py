@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from kernelwright.judge.check.compare import (
     apart,
     calibrate,
     combined,
+    distance,
     farthest,
     lower_precisions,
     of_outputs,
@@ -26,12 +27,10 @@ from kernelwright.judge.check.compare import (
     unit_of,
     unit_of_sums,
 )
-from kernelwright.judge.check.oracle import Inputs, OtherSums, OutOfDomainError, Outputs, State, tensors_of
+from kernelwright.judge.check.oracle import Inputs, NamedPlaces, OtherSums, OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import INPUT_SETS, has_nan, is_inexact
 
-_UNORDERED = frozenset({"aten::topk", "aten::sort", "aten::argsort", "aten::kthvalue", "aten::median", "aten::mode"})
-"""Operators that may name any of several equal elements, by PyTorch's documentation."""
 _FLOAT32_BITS = 23
 _DISTURBANCES = 2
 """Random directions in which a question is moved to see what rounding does to its answer."""
@@ -64,17 +63,14 @@ class Question:
 
 
 class Bounds:
-    """Truths and tolerances of one task. `operators` tells which of PyTorch's the reference runs; it is asked once."""
+    """Truths and tolerances of one task."""
 
-    def __init__(self, trial: Trial, operators: Callable[[], list[str]]) -> None:
+    def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._oracle = trial.facts.oracle
-        self._operators = operators
         self._has_answered = False
         self._is_rebuilt = False
         """Whether the float64 module was built anew, since its first one did not run."""
-        self._unordered: bool | None = None
-        """Whether the reference runs operators of `_UNORDERED`; None while it has not been asked."""
         self.has_float64 = not trial.facts.stochastic
         """Whether the module runs in float64 and gives there what it gives in its own precision."""
         self.has_tf32: bool | None = None
@@ -172,9 +168,8 @@ class Bounds:
             own = farthest([own, self._moved(question, torch.finfo(torch.float64).eps).without("differing")])
         tolerance = self._calibrate(own, self._lower(question) if precise else ())
         if not all(map(is_inexact, truth)):
-            differing = farthest([own, self._unsettled(question)])
             allowed = combined(
-                lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, differing
+                lambda old, found: replace(old, differing=min(1.0, 4 * found.differing)), tolerance.allowed, own
             )
             tolerance = replace(tolerance, allowed=allowed)
         self._calibrated.update(tolerance.calibrated_outputs)
@@ -316,10 +311,10 @@ class Bounds:
         except OutOfDomainError:
             return None
         found = apart(outputs, question.truth)
-        return found.within(self.widened(question, found).tolerance.allowed)
+        return found.within(self.widened(question, found, outputs).tolerance.allowed)
 
-    def widened(self, question: Question, found: Distance) -> Question:
-        """The question with the tolerance that an answer so far from the truth may claim.
+    def widened(self, question: Question, found: Distance, outputs: Outputs) -> Question:
+        """The question with the tolerance that an answer so far from the truth may claim. Of `outputs` only integers count.
 
         Each costs runs of the reference, so none is asked for before the answer is about to be rejected.
         """
@@ -330,6 +325,8 @@ class Bounds:
             question = self.permitted(question)
         if not found.within(question.tolerance.allowed):
             question = self.summed_otherwise(question)
+        if not found.without("rms", "worst").within(question.tolerance.allowed) and question.has_float64:
+            question = self.named_otherwise(question, outputs)
         allowed, others = question.tolerance.allowed, found.without("worst")
         if not found.within(allowed) and others.within(allowed) and math.isfinite(found.worst):
             question = self.conditioned(question)  # single elements are all that is too far
@@ -390,18 +387,23 @@ class Bounds:
             return Distance(0.0, 0.0)
         return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
 
-    def _unsettled(self, question: Question) -> Distance:
-        """Share of integers in the output that nothing settles, such as which of several equal elements `topk` names
-        (`argmax` promises the first). Each disturbance tosses a coin for a tie: few of them may miss most ties."""
-        if self._unordered is None:
-            self._unordered = not _UNORDERED.isdisjoint(self._operators())
-        dtype = next((tensor.dtype for tensor in tensors_of(question.inputs()) if tensor.is_floating_point()), None)
-        if not self._unordered or dtype is None:
-            return Distance(0.0, 0.0)
-        try:
-            return farthest([self._effect(question, noise=torch.finfo(dtype).eps) for _ in range(4 * _DISTURBANCES)])
-        except OutOfDomainError:
-            return Distance(0.0, 0.0)
+    def named_otherwise(self, question: Question, outputs: Outputs) -> Question:
+        """The question with a tolerance for integers that name other elements than the truth's, which equal those."""
+        named = NamedPlaces()
+        self._oracle.truth(question.inputs(), question.state, training=question.training, mode=named)
+        dtype = next((one.dtype for one in tensors_of(question.inputs()) if one.is_floating_point()), torch.float32)
+        shares = []
+        for index, (mine, truth) in enumerate(zip(outputs, question.truth, strict=True)):
+            exact = [one for one in named.chosen if torch.equal(one.places, truth)]
+            if exact:
+                shares.append(distance(torch.where(exact[0].as_good(mine, dtype), mine, truth), truth))
+            elif is_inexact(truth) or all(one.promises for one in named.chosen):
+                shares.append(Distance(0.0, 0.0))
+            else:  # made of such places: each disturbance tosses a coin for a tie, and few of them may miss most ties
+                moved = [self._moved(question, torch.finfo(dtype).eps).of(index) for _ in range(4 * _DISTURBANCES)]
+                shares.append(farthest(moved) * 4.0)
+        wider = question.tolerance.allowed + of_outputs(shares).without("rms", "worst")
+        return question.allowing(combined(lambda one: replace(one, differing=min(1.0, one.differing)), wider))
 
 
 def _never_narrower(old: Distance, *new: Distance) -> Distance:

@@ -44,7 +44,7 @@ class Examiner:
         self.reference = reference
         self.candidate = candidate
         self.sides = reference, candidate
-        self.bounds = Bounds(trial, reference.operators)
+        self.bounds = Bounds(trial)
         self.tolerances: dict[InputSet, Distance] = {}
         """Distance between candidate and reference that each input set allows."""
         self.vacuity = VacuityGate(trial.facts.output_dtypes)
@@ -156,7 +156,7 @@ class Examiner:
         self.trial.check_form(posed.reference, answer, strides=not posed.set.layout)
         question = self.bounds.whole(posed.question)
         found = apart(answer.outputs, question.truth)
-        question = self.bounds.widened(question, found)
+        question = self.bounds.widened(question, found, answer.outputs)
         posed = replace(posed, question=question)
         self.tolerances[posed.set] = question.between
         allowed = question.tolerance.allowed

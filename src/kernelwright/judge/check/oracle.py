@@ -10,7 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -471,6 +471,56 @@ def _terms(name: str, args: Sequence[Any], found: Any) -> int:
         return read[0].shape[args[1]] if read[0].dim() else 1
     # A normalisation also returns its statistics, which are fewer than its outputs.
     return max(x.numel() for x in read) // min(x.numel() for x in made)
+
+
+_NAMING = frozenset(["topk", "sort", "kthvalue", "median", "nanmedian", "mode", "argmax", "argmin", "max", "min"])
+_EQUAL_UNITS = 16
+"""Rounding units between elements that are computed and taken for equal. Our choice."""
+
+
+class Places(NamedTuple):
+    """Elements that one operator chose in a row, by their places."""
+
+    given: torch.Tensor
+    dim: int | None
+    places: torch.Tensor
+    promises: bool
+    """True of an operator that promises the first of several equal elements."""
+
+    def as_good(self, others: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Mask of other places whose elements equal those chosen, none twice in a row. Among elements that a `dtype` does
+        not hold exactly, rounding may decide, whatever an operator promises."""
+        x, dim = (self.given.flatten(), 0) if self.dim is None else (self.given, self.dim)
+        is_rounded = is_inexact(x) and not torch.equal(x.to(dtype).to(x.dtype), x)
+        if self.promises and not is_rounded:
+            return others == self.places
+        left_out = x.dim() > self.places.dim()
+        chosen, found = ((one.unsqueeze(dim) if left_out else one).long() for one in (self.places, others))
+        exists = (found >= 0) & (found < x.shape[dim])
+        wanted, named = x.gather(dim, chosen), x.gather(dim, found.where(exists, 0))
+        unit = _EQUAL_UNITS * torch.finfo(dtype).eps * is_rounded
+        near = (wanted == named) | ((wanted - named).abs() <= unit * (wanted.abs() + _size(x)))
+        twice = (found.sort(dim)[0].diff(dim=dim) == 0).any(dim, keepdim=True)
+        return (exists & near & ~twice).reshape(others.shape)
+
+
+class NamedPlaces(_DispatchMode):
+    """Notes what operators chose that name elements by their places."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.chosen: list[Places] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        name, schema = func.overloadpacket.__name__, func._schema.arguments
+        given = {one.name: one.default_value for one in schema} | dict(zip((one.name for one in schema), args, strict=False))
+        given |= kwargs or {}
+        if name in _NAMING and "dim" in given:
+            places = found if isinstance(found, torch.Tensor) else found[1]
+            promises = name in ("argmax", "argmin", "max", "min") or bool(given.get("stable"))
+            self.chosen.append(Places(given["self"], given["dim"], places, promises))
+        return found
 
 
 def recurrent_in_tf32(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ import torch
 
 from kernelwright.judge.check.bounds import Bounds, Question
 from kernelwright.judge.check.compare import apart
-from kernelwright.judge.check.facts import measure_task, secret_seed
+from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands, form_findings, interface_findings
 from kernelwright.judge.check.oracle import OutOfDomainError, State, tensors_of
 from kernelwright.judge.check.trial import Trial
@@ -33,10 +33,10 @@ from kernelwright.judge.isolation.workers import Workers
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.worker.harness import Harness
-from kernelwright.judge.worker.inspection import PRECISIONS, Library, global_state, operations_of, operators_of
+from kernelwright.judge.worker.inspection import PRECISIONS, Library, global_state, operations_of
 from kernelwright.judge.worker.structure import OutputMetadata, flatten, unflatten, walk
 from kernelwright.records import Candidate, Label, Reason, Task
-from kernelwright.tasks import INPUT_SETS, LiveTask, bring_to_life, device_is_full
+from kernelwright.tasks import INPUT_SETS, bring_to_life, device_is_full, is_inexact
 
 SETS = ("own", "signs")
 """Input sets of the check; where the reference is undefined on one, the task's own distribution is drawn again."""
@@ -108,7 +108,7 @@ class ScreeningHarness(Harness):
             gate=DeviceGate(self.device),
         )
         self._state = facts.oracle.initial_state if Label.STATE_DIFFERS not in settings.forbid else facts.weights
-        self._bounds = Bounds(self._trial, lambda: self._operators(live))
+        self._bounds = Bounds(self._trial)
         for name in SETS:
             self.posed.append(self._pose(name))
         own = self.posed[0].question.inputs()
@@ -179,11 +179,6 @@ class ScreeningHarness(Harness):
             self.clock.settle()
             took_us.append(self.clock.elapsed_us())
         return min(took_us)
-
-    def _operators(self, live: LiveTask) -> list[str]:
-        inputs = live.inputs(secret_seed(), self.device)
-        with torch.no_grad():
-            return sorted(operators_of(lambda: self.facts.oracle.model(*inputs), Path(self.config["private"])))
 
     def _pose(self, name: str) -> _Posed:
         facts = self.facts
@@ -312,8 +307,9 @@ class ScreeningHarness(Harness):
             return _refused(Reason.INPUT_MUTATED, "the call changed its inputs")
         found = apart(flat, posed.question.truth)
         del inputs, given, result  # an answer that is too far has the reference run again
+        integers = [tensor.new_empty(0) if is_inexact(tensor) else tensor for tensor in flat]
         flat.clear()
-        allowed = self._bounds.widened(posed.question, found).tolerance.allowed
+        allowed = self._bounds.widened(posed.question, found, integers).tolerance.allowed
         if not found.within(allowed):
             return _refused(Reason.WRONG_OUTPUT, f"error {found}; allowed {allowed}")
         return None
