@@ -103,9 +103,7 @@ def measure(trial: Trial, flush: CacheFlush) -> tuple[TimingBlock, ...]:
     Raises:
         TaskError: the reference failed.
     """
-    nothing = CheckResult(
-        bounds=Bounds(trial, lambda: []), tolerances={}, timed_tolerance=TOLERANCE, output_follows_input=True
-    )
+    nothing = CheckResult(bounds=Bounds(trial), tolerances={}, timed_tolerance=TOLERANCE, output_follows_input=True)
     timing = PairedTiming(trial, nothing, flush, triple_kind=_WithoutCandidate)
     with contextlib.ExitStack() as stack:
         eager = {
