@@ -216,6 +216,30 @@ def test_model_and_result_are_two_faces_of_one_model(model, placed, x):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_that_come_to_parts_later_run(model, placed, x, kind):
+    seen = []
+    hook = getattr(model.linear, kind)(lambda *args: seen.append(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert who_ran(placed, x) == "own"
+    assert seen == [1]
+    hook.remove()
+    assert who_ran(placed, x) == "optimized"
+
+
+@torch.no_grad()
+def test_a_hook_that_is_part_of_what_was_confirmed_may_stay_but_not_go(model, tmp_path, x):
+    hook = model.linear.register_forward_hook(lambda module, args, out: out * 1.0)
+    placed = place(model, [placement_of(model, tmp_path)])
+    assert who_ran(placed, x) == "optimized"
+    hook.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert who_ran(placed, x) == "own"
+
+
+@torch.no_grad()
 def test_it_can_be_copied_and_pickled(placed, x):
     twin = copy.deepcopy(placed)
     twin.linear.weight.zero_()

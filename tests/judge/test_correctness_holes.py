@@ -239,6 +239,22 @@ def test_inputs_of_any_layout_are_judged_as_the_task_draws_them(judge, inputs):
     assert not found.contracts[Contract.KERNELBENCH].kept
 
 
+COUNTED = task("self.calls += 1; return inputs[0] * (2.0 if self.calls % 4 else 1.0)", init="self.calls = 0", name="counted")
+
+
+@pytest.mark.parametrize(
+    ("forward", "accepted"),
+    [("self.calls += 1; return inputs[0] + inputs[0] * (self.calls % 4 > 0)", True), ("return inputs[0] * 2.0", False)],
+    ids=["fair", "not counted"],
+)
+def test_a_state_in_an_attribute_is_named_and_judged_over_many_calls(judge, forward, accepted):
+    old = "self.calls += 1; return inputs[0] * (2.0 if self.calls % 4 else 1.0)"
+    found = judge.evaluate(COUNTED, like(COUNTED, old, forward), settings=CHECK)
+    assert found.accepted is accepted, why(found)
+    assert found.checks["carried"] == ["calls"]
+    assert Label.STOCHASTIC_TASK in found.labels
+
+
 SPARSE = task(
     "return torch.sparse.mm(self.adjacent, self.linear(inputs[0]))",
     init="self.linear = torch.nn.Linear(16, 16); self.register_buffer('adjacent', {sparse})".format(

@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
-from kernelwright.judge.check import bounds, check, compare, findings, oracle, weights
+from kernelwright.judge.check import bounds, check, compare, facts, findings, oracle, weights
 from kernelwright.judge.check.compare import Distance, Tolerance
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import CheckFindings
@@ -100,8 +100,8 @@ def one_draw_for_ever(patch: Patch) -> None:
     only_draws: list[tuple[TaskFacts, Any]] = []
 
     def draw(self: TaskFacts, inputs: Any = None, base: Any = None, seed: Any = None) -> Any:
-        for facts, drawn in only_draws:
-            if facts is self:
+        for owner, drawn in only_draws:
+            if owner is self:
                 return drawn
         only_draws.append((self, original(self)))
         return only_draws[-1][1]
@@ -252,6 +252,7 @@ MUTATIONS = [
     ),
     Mutation("weights as training leaves them", "w03_positive_gain", skip(check, "check_weight_structure")),
     Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
+    Mutation("a state that calls carry in buffers", "c12_state_of_the_load", skip(facts, "carried", answer=[])),
     Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check, "check_default_buffers")),
     Mutation(
         "calibrated tolerance: TF32", "p02_truncated_mantissa", both(usual_tolerance, skip(check, "check_weight_structure"))

@@ -18,6 +18,7 @@ from kernelwright.tasks import bring_to_life
 from kernelwright.tasks.in_memory import (
     Inputs,
     candidate_of,
+    check_calls,
     check_model,
     device_of,
     folder_on_path,
@@ -176,6 +177,31 @@ def mixed():
 def test_what_cannot_be_optimized_is_refused_with_what_to_do(model, message):
     with pytest.raises(ModelError, match=message):
         check_model(model)
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.Module()
+        self.steps.taken = 0
+
+    def forward(self, x, memory=None):
+        if memory is not None:
+            memory.add_(x)
+            return memory * 2
+        self.steps.taken += 1
+        return x * self.steps.taken
+
+
+def test_calls_that_depend_on_others_or_write_into_their_arguments_are_refused_by_name():
+    model, x = Decoder(), torch.randn(3)
+    with pytest.raises(ModelError, match=r"Decoder keeps a state between calls in `steps.taken`. Have forward take"):
+        check_calls(model, tried(model, [Inputs(x)]))
+    assert model.steps.taken == 0
+    with pytest.raises(ModelError, match=r"forward of .*Decoder writes into `memory`. Have it return"):
+        check_calls(model, tried(model, [Inputs(x, torch.ones(3))]))
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+    check_calls(model, tried(model, [Inputs(torch.full((4, 3), float("nan"))), Inputs(torch.randn(5, 3))]))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ class _Code:
         owners = list(model.modules())
         self._modes = owners
         self._parts = [(owner._modules, list(owner._modules.values())) for owner in owners if owner._modules]
+        hooks = [table for owner in owners[1:] for table in (owner._forward_hooks, owner._forward_pre_hooks)]
+        self._hooked, self._unhooked = list(filter(None, hooks)), [table for table in hooks if not table]
         tables = [table for owner in owners for table in (owner._parameters, owner._buffers)]
         self._state = next(
             (
@@ -125,6 +127,8 @@ class _Code:
         # Comparisons in C: of some hundred parts each call looks at all.
         if (not self._training) in map(_mode_of, self._modes) or model.training is not self._training:
             return f"the model or a part of it is not in {'train' if self._training else 'eval'} mode"
+        if any(self._unhooked) or not all(self._hooked):
+            return "a hook of a part was added or removed"
         for table, parts in self._parts:
             if list(table.values()) != parts:
                 return "a part of the model was replaced"

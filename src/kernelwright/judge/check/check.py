@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernelwright.errors import TaskError
+from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.draws import CALLS, are_alike, sampled
@@ -59,7 +59,9 @@ def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: 
     """
     trial, facts = examiner.trial, examiner.trial.facts
     if facts.stochastic:
-        why = "keeps a state between calls" if facts.stateful else "draws random numbers in forward"
+        held = f" in {listed(facts.carried)}" if facts.carried else ""
+        why = f"keeps a state between calls{held}" if facts.stateful else "draws random numbers in forward"
+        trial.findings.checks["carried"] = list(facts.carried)
         trial.findings.remark(Label.STOCHASTIC_TASK, f"the reference {why}")
     if not trial.reloads_state and facts.oracle.initial_state:
         # It was given new weights before it was known that the candidate keeps those it was built with.

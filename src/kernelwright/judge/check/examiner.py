@@ -99,6 +99,8 @@ class Examiner:
                 # Before the reference is called: where there is no truth, its answer stands for it.
                 seed, truth = None, self.bounds.truth(drawn, state, training)
             reference = self.reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
+            # At once, so that both are called equally often where the reference's answer turns out to be of no use.
+            answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold) if facts.stateful else None
             question = self.bounds.around(drawn, state, training, truth, reference.outputs, precise=usable is None)
             own = question.tolerance.reference
             if (inputs in INPUT_SETS[2:] and own.rms > _LOST) or not (
@@ -107,7 +109,7 @@ class Examiner:
                 raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
             self.tolerances[inputs] = question.between
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
-            answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
+            answer = answer or self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
             try:
                 posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
             except RejectionError as rejection:

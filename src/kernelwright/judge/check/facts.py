@@ -5,6 +5,7 @@ Seeds, weights and inputs are drawn here. No worker can know them in advance.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import secrets
@@ -16,10 +17,11 @@ import torch
 
 from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, State, tensors_of
+from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.structure import StructureError, flatten
 from kernelwright.tasks import InputSet, LiveTask, unfit
+from kernelwright.tasks.carried import carried
 from kernelwright.tasks.invariants import TensorForm
 
 
@@ -59,6 +61,8 @@ class TaskFacts:
     """Whether the reference answers the same inputs differently, call by call."""
     stateful: bool
     """Whether it does so after the same seed too, as with a hidden state. Both sides must then be called equally often."""
+    carried: tuple[str, ...]
+    """Names of the attributes and buffers that hold such a state, as far as they are the module's."""
     redraws: bool
     """Whether inputs are drawn again, and not kept: they are large, and the same from the same seed."""
     generator: torch.Generator
@@ -172,6 +176,17 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
     shapes = TaskShapes.measure(example_tensors, outputs, oracle.initial_state)
     redraws = shapes.is_large and _alike(example, live.inputs(seed, device))
     stochastic = _differs(live, oracle, example, weights, seeds=(1, 2), training=oracle.training)
+
+    def answer(same: bool) -> Outputs:
+        inputs = example if same else live.inputs(secret_seed(), device)
+        return oracle.own_precision(inputs, oracle.present_state(), training=oracle.training, seed=1)
+
+    held: tuple[str, ...] = ()
+    with contextlib.suppress(OutOfDomainError):
+        held = tuple(carried(oracle.model, answer))
+    stateful = bool(held) or (
+        stochastic and _differs(live, oracle, example, weights, seeds=(1, 1), training=oracle.training)
+    )
     return TaskFacts(
         live=live,
         device=device,
@@ -181,8 +196,9 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         shapes=shapes,
         output_dtypes=tuple(output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs),
         weights=weights,
-        stochastic=stochastic,
-        stateful=stochastic and _differs(live, oracle, example, weights, seeds=(1, 1), training=oracle.training),
+        stochastic=stochastic or stateful,
+        stateful=stateful,
+        carried=held,
         redraws=redraws,
         generator=generator,
         forms=tuple(map(TensorForm.of, example_tensors, tensors_of(live.inputs(secret_seed(), device)))),

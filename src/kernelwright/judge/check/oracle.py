@@ -145,6 +145,10 @@ class Oracle:
             self._kept[mantissa_bits] = made
         return self._kept[mantissa_bits]
 
+    def present_state(self) -> State:
+        """The module's state in its own dtype as the latest call left it."""
+        return _state_of(self.model)
+
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""
         return _state_of(self._double)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from kernelwright.errors import ModelError
+from kernelwright.tasks.carried import MODULES_OWN, carried
 from kernelwright.tasks.input_sets import computable, copied, laid_as, map_tensors
 from kernelwright.tasks.loading import unfit, unfit_state
 
@@ -395,10 +396,49 @@ def call_untouched(model: nn.Module, call: ExampleCall) -> Any:
             ) from error
 
 
+def check_calls(model: nn.Module, calls: Sequence[ModelCall]) -> None:
+    """See that calls leave their arguments alone and do not depend on earlier ones.
+
+    Raises:
+        ModelError: they do; it names the arguments, or the attributes and buffers that hold the state.
+    """
+    for example in (call.examples[0] for call in calls):
+        written: set[str] = set()
+
+        def answer(same: bool, example: ExampleCall = example, written: set[str] = written) -> list[torch.Tensor]:
+            call, found = example.copied(), list[torch.Tensor]()
+            args, kwargs = (call.args, call.kwargs) if same else map_tensors((call.args, call.kwargs), _turned)
+            torch.manual_seed(0)
+            with contextlib.suppress(Exception):  # others may lie outside its domain
+                found = [one.clone() for one in leaves_of(model.forward(*args, **kwargs)) if isinstance(one, torch.Tensor)]
+            pairs = zip(call.names, call.tensors, example.tensors, strict=True)
+            written.update(name for name, now, was in pairs if not ((now == was) | (now != now) & (was != was)).all())
+            return found
+
+        with untouched(model):
+            held = carried(model, answer)
+        if written:
+            raise ModelError(
+                f"Wanted a model that leaves its arguments alone; forward of {name_of(model)} writes into "
+                f"`{'`, `'.join(sorted(written))}`. Have it return the new value, and copy that outside."
+            )
+        if held:
+            raise ModelError(
+                f"Wanted a model whose calls do not depend on earlier ones; {name_of(model)} keeps a state between calls in "
+                f"`{'`, `'.join(held)}`. Have forward take the state as an argument and return the new one."
+            )
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flip(0) if tensor.dim() else tensor
+
+
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Calls in here leave a model's buffers and the random state as they were, and the same random numbers are drawn."""
+    """Calls in here leave a model's buffers and attributes and the random state as they were, and the same random numbers
+    are drawn."""
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    attributes = [(part, {k: v for k, v in vars(part).items() if k not in MODULES_OWN}) for part in model.modules()]
     devices = sorted({buffer.device.index or 0 for buffer in (*model.parameters(), *model.buffers()) if buffer.is_cuda})
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
@@ -407,6 +447,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         finally:
             for buffer, value in saved:
                 buffer.copy_(value)
+            for part, before in attributes:
+                vars(part).update(before)
 
 
 _CONSTANTS = (torch.dtype, torch.device, torch.Size, type)
