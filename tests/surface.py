@@ -143,6 +143,7 @@ REFUSED = tuple(
         evaluate
         evaluate task.py
         evaluate task.py good.py more.py
+        evaluate task.py good.py --against-compile
         evaluate task.py good.py --processes 0
         evaluate task.py good.py --processes four
         evaluate task.py good.py --timeout 0

@@ -3,6 +3,7 @@
 The command line's verbs are functions:
 
     evaluate(task, candidate)    a verdict, a reason, a paired speedup with its interval
+    evaluate_compiled(model, example_inputs=(x,))    the same of torch.compile, in each mode: which is right?
     optimize(model, example_inputs=(x,), out=...)    the model with verified faster code in place
     optimize(task, out=...)      a verified faster drop-in
     load(model, folder)          the same again, without a search
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.version import __version__
 
 if TYPE_CHECKING:
-    from kernelwright.api import bench, evaluate, load, optimize
+    from kernelwright.api import bench, evaluate, evaluate_compiled, load, optimize
     from kernelwright.deploy.triton_jit import jit
     from kernelwright.tasks.in_memory import Inputs
 
-__all__ = ["Inputs", "__version__", "bench", "evaluate", "jit", "load", "optimize"]
+__all__ = ["Inputs", "__version__", "bench", "evaluate", "evaluate_compiled", "jit", "load", "optimize"]
 
 
 def __dir__() -> list[str]:
@@ -40,7 +41,7 @@ def __getattr__(name: str) -> Any:
         from kernelwright.tasks import in_memory
 
         return in_memory.Inputs
-    if name in ("bench", "evaluate", "load", "optimize"):
+    if name in ("bench", "evaluate", "evaluate_compiled", "load", "optimize"):
         from kernelwright import api
 
         return getattr(api, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict, Unpack, overload
 
 import torch
@@ -18,12 +19,14 @@ from kernelwright.records.decisions import JUDGED
 from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent, BenchResult
 from kernelwright.search.bench import bench as run_bench
+from kernelwright.search.compiled import ModeVerdict, judge_modes
 from kernelwright.search.in_memory import ModelResult, optimize_model
 from kernelwright.search.optimize import OptimizeResult, SearchEvent
 from kernelwright.search.optimize import optimize as run_search
 from kernelwright.search.policies import policy_named
 from kernelwright.tasks import load_task, read_source
 from kernelwright.tasks.entries import Suite, chosen_tasks, with_candidates
+from kernelwright.tasks.in_memory import check_model, device_of, folder_on_path, sets_of, task_of, tried
 from kernelwright.tasks.suites import load_suite
 
 
@@ -57,6 +60,41 @@ def evaluate(
     with Judge(device, settings) as judge:
         loaded = _task(task)
         return judge.evaluate(loaded, candidate)
+
+
+def evaluate_compiled(
+    task: Task | torch.nn.Module | str | Path,
+    example_inputs: Any = None,
+    *,
+    device: str = "auto",
+    settings: Settings | None = None,
+) -> list[ModeVerdict]:
+    """Judge torch.compile of a model or a task in each of its modes: which is right, eager or compiled?
+
+        for mode in kernelwright.evaluate_compiled(model, example_inputs=(x,)):
+            print(mode.mode, mode.evaluation.verdict, *mode.findings(), sep="\\n")
+
+    Args:
+        task: A model in memory, or as of `evaluate`.
+        example_inputs: Of a model, as of `optimize`; one set.
+        device: `auto` (for a model where it is), `cpu`, `cuda` or `cuda:N`.
+        settings: Of the judge.
+
+    Returns:
+        The verdict on each mode, with both errors against float64 and its findings in words.
+
+    Raises:
+        UsageError, InfrastructureError: as `evaluate`.
+    """
+    if not isinstance(task, torch.nn.Module):
+        with Judge(device, settings) as judge:
+            return list(judge_modes(judge, _task(task)))
+    model = check_model(task)
+    if len(calls := tried(model, sets_of(example_inputs))) != 1:
+        raise UsageError(f"Wanted example inputs of one form; found {len(calls)}. Judge each on its own.")
+    where = str(device_of(model, calls[0].examples)) if device == "auto" else device
+    with TemporaryDirectory() as folder, folder_on_path(Path(folder)), Judge(where, settings) as judge:
+        return list(judge_modes(judge, task_of(model, calls[0], Path(folder))))
 
 
 class SearchOptions(TypedDict, total=False):

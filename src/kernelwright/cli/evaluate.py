@@ -1,4 +1,4 @@
-"""`kernelwright evaluate TASK CANDIDATE`: the judge's verdict on one candidate."""
+"""`kernelwright evaluate TASK CANDIDATE`: the judge's verdict on one candidate, or on torch.compile of the task's model."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from kernelwright.cli.output import (
 
 if TYPE_CHECKING:
     from kernelwright.records import Evaluation
+    from kernelwright.search.compiled import ModeVerdict
 
 REJECTED = 1
 
@@ -39,10 +40,14 @@ class EvaluateCommand:
 
     Prints the verdict, its reason, both contracts, and the paired speedup with its 95 % interval. Ends with 0 when
     accepted and 1 when rejected; being accepted means that it keeps the contract, not that it is faster.
+
+    With --against-compile there is no CANDIDATE: torch.compile of TASK's own model is judged in each mode. It prints a line
+    for each finding, with both errors against float64, and ends with 1 where some mode is rejected.
     """
 
     task: str = argument()
-    candidate: Path = argument()
+    candidate: Path | None = argument(required=False)
+    against_compile: bool = option(help="Judge torch.compile of TASK's own model in each mode, in place of a CANDIDATE.")
     path: Path | None = task_path_option()
     device: str = device_option()
     out: Path | None = option(
@@ -53,14 +58,21 @@ class EvaluateCommand:
 
     def __call__(self) -> int:
         settings = self.judge.settings()
+        if (self.candidate is None) is not self.against_compile:
+            found = "neither" if self.candidate is None else "both"
+            raise click.UsageError(f"wanted a CANDIDATE or --against-compile, found {found}.")
 
         import kernelwright
         from kernelwright.errors import CandidateError
         from kernelwright.judge import Judge
         from kernelwright.records import Candidate, RunDirectory
+        from kernelwright.search.compiled import judge_modes
         from kernelwright.tasks import load_task, read_source
 
-        source = read_source(self.candidate, "a candidate that defines ModelNew", CandidateError)
+        candidate = None
+        if self.candidate is not None:
+            source = read_source(self.candidate, "a candidate that defines ModelNew", CandidateError)
+            candidate = Candidate(source=source, note=self.candidate.name)
         task = load_task(self.task, self.path)
         device = resolve_device(self.device)
         config = {
@@ -81,13 +93,31 @@ class EvaluateCommand:
                 progress_console().status("starting") as status,
                 Judge(device=device, settings=settings, progress=status.update) as judge,
             ):
-                evaluation = judge.evaluate(task, Candidate(source=source, note=self.candidate.name))
-            run.append(evaluation)
+                if candidate is None:
+                    modes = []
+                    for mode in judge_modes(judge, task):
+                        run.append(mode.evaluation)
+                        modes.append(mode)
+                else:
+                    evaluation = judge.evaluate(task, candidate)
+                    run.append(evaluation)
+        if candidate is None:
+            return _told(modes, run.path, as_json=self.as_json)
         if self.as_json:
             emit_json(as_contract(evaluation, run.path))
         else:
             click.echo(as_text(evaluation, run.path))
         return 0 if evaluation.accepted else REJECTED
+
+
+def _told(modes: list[ModeVerdict], run: Path, *, as_json: bool) -> int:
+    """Print the verdicts on torch.compile's modes; returns the exit status."""
+    if as_json:
+        emit_json({"modes": [{"mode": one.mode, **as_contract(one.evaluation, run), "errors": one.errors} for one in modes]})
+    else:
+        lines = [f"{one.mode:28}{kind:11}{printable(text)}" for one in modes for kind, text in one.findings()]
+        click.echo("\n".join([*lines, f"{'run':28}{run}"]))
+    return 0 if all(one.evaluation.accepted for one in modes) else REJECTED
 
 
 command = OptionsCommand("evaluate", EvaluateCommand, short_help="Judge one candidate against one task.")

@@ -173,3 +173,13 @@ ALL_BASELINES = ("eager", *BASELINES)
 def baseline_source(task: Task, name: str) -> str:
     """A module whose `ModelNew` is the task's `Model` behind one of the `BASELINES`."""
     return f"{task.source}\n\nimport torch\n{fill(BASELINES[name], 'Model')}"
+
+
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
+"""Modes of torch.compile that differ on a GPU; on a processor the second one is the first."""
+
+
+def compiled_source(task: Task, mode: str) -> str:
+    """A module whose `ModelNew` is the task's `Model` as torch.compile compiles it in one of the `COMPILE_MODES`."""
+    wrapper = (_IN_THREADS + _COMPILE,), f', mode="{mode}"'
+    return f"{task.source}\n\nimport torch\n{fill(wrapper, 'Model')}"
