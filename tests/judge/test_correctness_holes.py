@@ -197,7 +197,7 @@ def test_a_layout_that_takes_the_device_from_the_reference_is_left_out(judge, fo
         pytest.param(ROWS, BY_ROWS.format(stride="32"), "sliced", id="rows side by side"),
         pytest.param(ROWS, BY_ROWS.format(stride="x.stride(-2)"), "exchanged", id="one stride for all rows", marks=SECOND),
         pytest.param(ROWS, "return inputs[0].softmax(-1)", None, id="rows by strides", marks=SECOND),
-        pytest.param(IMAGES, CHANNELS, "channels-last", id="channels last", marks=SECOND),
+        pytest.param(IMAGES, CHANNELS, "non-contiguous", id="channels last", marks=SECOND),
         pytest.param(IMAGES, "return inputs[0].clamp_min(0)", None, id="images by strides", marks=SECOND),
         pytest.param(RELU, "return inputs[0].clamp_min(0)", None, id="fair"),
     ],

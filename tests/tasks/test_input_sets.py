@@ -135,10 +135,10 @@ def test_a_layout_changes_nothing_but_places_of_tensors_of_every_type(inputs):
 
 def test_each_layout_is_what_its_name_says():
     image = normal(2, 3, 4, 5)
-    assert apply("sliced", image)[0].stride() == (90, 30, 6, 1)
+    assert apply("sliced", image)[0].stride() == (72, 24, 6, 1)
     assert apply("sliced", normal(5))[0].stride() == (2,)
     assert apply("exchanged", image)[0].stride() == (5, 10, 30, 1)
-    assert apply("channels-last", image)[0].is_contiguous(memory_format=torch.channels_last)
+    assert apply("non-contiguous", image)[0].is_contiguous(memory_format=torch.channels_last)
     assert apply("non-contiguous", image.mT)[0].is_contiguous()
 
 
@@ -147,7 +147,7 @@ def test_each_layout_is_what_its_name_says():
     [
         ("non-contiguous", (4,), False), ("non-contiguous", (4, 4), True), ("non-contiguous", (4, 1), False),
         ("exchanged", (3, 4), False), ("exchanged", (2, 3, 4), True), ("exchanged", (1, 3, 4), False),
-        ("channels-last", (2, 3, 4), False), ("channels-last", (2, 3, 4, 4), True), ("channels-last", (2, 3, 4, 4, 4), True),
+        ("non-contiguous", (2, 3, 4), True), ("non-contiguous", (2, 3, 4, 4), True), ("exchanged", (2, 3, 4, 4), True),
         ("sliced", (), False), ("sliced", (2, 3), True),
     ],
 )  # fmt: skip
