@@ -61,12 +61,14 @@ class Processes:
     def __call__(self, main, device, settings_json, ready=False):
         self.started.append((main, device, ready))
         self.cores.append(os.sched_getaffinity(0))
-        return Process(self, device)
+        self.latest = Process(self, device)
+        return self.latest
 
 
 class Process:
     def __init__(self, processes, device):
         self.processes, self.device, self.answers = processes, device, queue.SimpleQueue()
+        self.is_alive = True
 
     def send(self, message):
         self.processes.asked.append((message[0].task.id, message[-1]))
@@ -184,6 +186,25 @@ def test_a_process_that_dies_is_replaced_and_its_work_tried_again():
     found, processes = outcomes(act, [judge(0), judge(1)])
     assert all(outcome.accepted for outcome in found.values())
     assert len(processes.started) == 3
+
+
+def test_a_process_that_died_while_it_waited_costs_its_next_work_no_try_and_is_told():
+    deaths = iter([None, EOFError(), None])
+
+    def act(work, is_alone):
+        error = next(deaths)
+        yield from [error] if error else accept(work, is_alone)
+
+    processes, told = Processes(act), []
+    with LocalExecutor(["cpu"], SETTINGS, start=processes, quiet_s=0.05) as executor:
+        for work in (judge(0), judge(1)):
+            for result in run_all(executor, [work]):
+                told += [result.outcome.message] if isinstance(result.outcome, Progress) else []
+            assert result.outcome.accepted
+            processes.latest.is_alive = False
+    assert len(processes.started) == 3
+    assert "on cpu died while it waited (status -9)" in told[0]
+    assert "the judge of 1 on cpu died (status -9)" in told[1]
 
 
 def test_work_that_kills_every_process_is_an_infrastructure_error():

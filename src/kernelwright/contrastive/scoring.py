@@ -55,7 +55,7 @@ class _OneByOne:
 
     def evaluate(self, task: Task, candidate: Candidate, *, settings: Settings | None = None) -> Evaluation:
         """Judge one candidate; raises what kept it from being judged."""
-        (result,) = run_all(self.executor, [Evaluate(task, candidate, settings)])
+        *_, result = run_all(self.executor, [Evaluate(task, candidate, settings)])
         if isinstance(result.outcome, KernelwrightError):
             raise result.outcome
         assert isinstance(result.outcome, Evaluation)

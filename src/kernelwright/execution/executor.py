@@ -340,6 +340,15 @@ class LocalExecutor:
             return self._start_process(screen_main, slot.device, settings)
         return self._start_process(judge_main, slot.device, settings, ready)
 
+    def _process_for(self, entry: _Submitted, slot: Slot) -> ChildProcess:
+        """The process that does some work. One that died while it waited costs that work none of its tries."""
+        if (process := self._processes.get(slot)) is not None and not process.is_alive:
+            self._say(entry, f"a process on {slot.device} died while it waited (status {self._end_process(slot)})")
+        return self._start(slot)
+
+    def _say(self, entry: _Submitted, died: str) -> None:
+        self._tell(Result(entry.work, Progress(f"{died}; another one takes its place", lasting=True), False))
+
     def _end_process(self, slot: Slot) -> int | None:
         """End what is left of a slot's process; returns its exit status."""
         with self._changed:
@@ -369,10 +378,12 @@ class LocalExecutor:
         """Have a slot's process judge, and another where it dies."""
         status: int | None = None
         reason: Exception | None = None
-        for _ in range(TRIES):
+        for tried in range(TRIES):
             if self._killing or entry.is_cancelled:
                 break
-            process = self._start(lease.slot)
+            if tried:
+                self._say(entry, f"the judge of {work.task.id} on {lease.device} died (status {status})")
+            process = self._process_for(entry, lease.slot)
             self._take(entry, process)
             try:
                 process.send((work, lease.is_exclusive))
@@ -417,7 +428,7 @@ class LocalExecutor:
 
     def _screen_apart(self, entry: _Submitted, rest: Screen, policy: bytes, lease: Lease) -> None:
         try:
-            process = self._start(lease.slot)
+            process = self._process_for(entry, lease.slot)
             self._take(entry, process)
             process.send((replace(rest, slots=rest.slots or APART_SLOTS), policy, lease.is_exclusive))
             while True:

@@ -57,6 +57,11 @@ class ChildProcess:
         assert self._process.pid is not None
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.is_alive()
+
     def send(self, message: Any) -> None:
         """Send a message; raises OSError where the process is gone. For any thread."""
         with self._sending:

@@ -74,7 +74,7 @@ Work = Screen | Evaluate | Baselines
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A message of a policy that is at work."""
+    """A message about work that goes on, such as one of a policy."""
 
     message: str
     lasting: bool = False
@@ -82,7 +82,7 @@ class Progress:
 
 
 Outcome = Screened | Progress | Evaluation | tuple[Evaluation, ...] | KernelwrightError | None
-"""An estimate or a policy's message, of which a `Screen` has any number; then what ends work: None for a `Screen`, an
+"""Messages about work and estimates of a `Screen`, any number of them; then what ends work: None for a `Screen`, an
 evaluation for an `Evaluate`, one for each of the `Baselines`, or an error of the task or the machine, never of the
 candidate."""
 

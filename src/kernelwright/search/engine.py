@@ -142,10 +142,8 @@ class TaskState:
     """True where the end of the time has ended its screening."""
     history: list[Evaluation] = field(default_factory=list)
     """First verdicts in order, for the policy, which sees what is added."""
-    composition: Candidate | None = None
-    """Winner with tuned kernels that is to be judged."""
-    is_composed: bool = False
-    """True once its winner's kernels were tuned, or there is nothing to tune."""
+    compositions: list[Candidate] | None = None
+    """Winner with tuned kernels that is to be judged, if any; None until its kernels are tuned."""
 
     def runs(self, kind: type[Work]) -> bool:
         """True while work of a kind is running."""
@@ -384,8 +382,8 @@ def plan_for(task: TaskState, state: SearchState) -> MeasurementPlan | None:
         return None
     if (settling := records.settle()) is not None:
         return settling
-    if task.composition is not None:
-        return MeasurementPlan(task.composition, is_final=False)
+    if task.compositions:
+        return MeasurementPlan(task.compositions[0], is_final=False)
     return records.composed_again if state.plan.composer is not None else None
 
 
@@ -550,7 +548,7 @@ class Engine:
     @staticmethod
     def _beginning(task: TaskState, plan: MeasurementPlan) -> str:
         name = ", ".join(plan.candidate.techniques) or plan.candidate.policy
-        if plan.candidate is task.composition:
+        if plan.candidate in (task.compositions or ()):
             return "judging the winner with its tuned kernels"
         return f"confirming {name} in fresh processes" if plan.is_repeated else f"judging {name}"
 
@@ -586,12 +584,13 @@ class Engine:
         composer = self.state.plan.composer
         for task in self.state.tasks:
             winner = task.records.winner
-            if composer is None or winner is None or task.is_composed:
+            if composer is None or winner is None or task.compositions is not None:
                 continue
-            task.is_composed = True
+            task.compositions = []
             if not task.records.composed:
                 try:
-                    task.composition = composer.compose(task.task, winner.candidate(), partial(self._log, task))
+                    composed = composer.compose(task.task, winner.candidate(), partial(self._log, task))
+                    task.compositions += [] if composed is None else [composed]
                 except KernelwrightError as error:
                     self._fail(task, SEARCH, error)
             return True
@@ -645,8 +644,8 @@ class Engine:
             self._keep(task, CANDIDATE, found)
             self._take_beside(step, found)
             return
-        if plan.candidate is task.composition:
-            task.composition = None
+        if plan.candidate in (task.compositions or ()):
+            task.compositions = []
         found = found.model_copy(update={"confirms": plan.confirms(found, self.state.plan.schedule)})
         if not (plan.is_repeated or is_composed(found)):
             task.history.append(found)

@@ -369,7 +369,7 @@ class EvaluationQueue:
         """In a thread: take each result of the executor to the lane that waits for it."""
         while self._begun.get():
             result = self._executor.next_result()
-            if result is not None and isinstance(result.work, Evaluate):
+            if result is not None and result.is_last and isinstance(result.work, Evaluate):
                 self._loop.call_soon_threadsafe(self._hand_over, result.work, result.outcome)
 
     def _hand_over(self, work: Evaluate, outcome: object) -> None:
