@@ -846,9 +846,9 @@ BROKEN = {
     "forward raises": (task("raise RuntimeError('broken')"), "broken"),
     "sparse inputs": (
         task("return inputs[0].to_dense()", "[torch.eye(4).to_sparse()]"),
-        "tensor 0 a tensor of layout torch.sparse_coo. Keep its indices and values",
+        "tensor 0 a sparse_coo Tensor of float32. Keep its content",
     ),
-    "sparse outputs": (task("return inputs[0].to_sparse()"), "a tensor of layout torch.sparse_coo"),
+    "sparse outputs": (task("return inputs[0].to_sparse()"), "a sparse_coo Tensor"),
     "forward gives NaN": (task("return inputs[0] * float('nan')"), "NaN"),
     "forward gives no tensor": (task("return 3"), "at least one tensor"),
     "forward gives something strange": (task("return {1}"), "a set"),

@@ -257,7 +257,7 @@ STATES = {
     "weight norm": (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)), None),
     "a sparse parameter": (
         lambda: keeping(torch.eye(4).to_sparse(), parameter=True),
-        "in `0.kept`, of a Linear, a tensor of layout torch.sparse_coo. Keep its indices and values as plain tensors",
+        "in `0.kept`, of a Linear, a sparse_coo Tensor of float32. Keep its content",
     ),
     "quantised layers": (
         quantised,
@@ -265,11 +265,11 @@ STATES = {
     ),
     "a quantised buffer": (
         lambda: keeping(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)),
-        "a tensor of torch.qint8",
+        "of qint8. Give the model as it was",
     ),
     "a strange type": (
         lambda: keeping(torch.ones(4, dtype=torch.complex32)),
-        "a tensor of complex32. Keep it in another type",
+        "a strided Tensor of complex32. Keep its",
     ),
     "no sizes yet": (
         lambda: torch.nn.LazyLinear(4),
@@ -278,7 +278,7 @@ STATES = {
     "expanded": (lambda: keeping(torch.ones(1, 4).expand(3, 4)), "an expanded tensor, into which nothing can be loaded"),
     "nested": (
         lambda: keeping(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)),
-        "a nested tensor. Keep it as plain tensors",
+        "a jagged NestedTensor of float32. Keep its content",
     ),
 }
 

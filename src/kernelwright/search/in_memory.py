@@ -14,17 +14,7 @@ from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
 from kernelwright.search.optimize import OptimizeResult, interval_in_words
-from kernelwright.tasks.in_memory import (
-    Inputs,
-    check_calls,
-    check_model,
-    device_of,
-    folder_on_path,
-    name_of,
-    sets_of,
-    task_of,
-    tried,
-)
+from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
 
 class TaskSearch(Protocol):
@@ -101,8 +91,7 @@ def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path
         UsageError, InfrastructureError: as `search`.
     """
     checked = check_model(model)
-    calls = tried(checked, sets_of(example_inputs))
-    check_calls(checked, calls)
+    calls = tried(checked, sets_of(example_inputs), alone=True)
     where = device_of(checked, [example for call in calls for example in call.examples])
     if device != "auto" and resolve_device(device).type != where.type:
         raise ModelError(

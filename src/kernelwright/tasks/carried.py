@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from collections import deque
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,8 @@ from torch import nn
 
 MODULES_OWN = frozenset(vars(nn.Module())) - {"training"}
 """Attributes of every module that hold its parts."""
-_OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
-_DEPTH, _LATER_CALLS = 4, 8
-"""Containers and objects within one another that are looked into, and calls of a module whose attributes move, among which
-one may depend on those before it. Our choice."""
+_LATER_CALLS = 8
+"""Calls of a module whose attributes move, among which one may depend on those before it. Our choice."""
 
 
 def carried(model: nn.Module, answer: Callable[[bool], list[torch.Tensor]]) -> list[str]:
@@ -36,42 +33,31 @@ def carried(model: nn.Module, answer: Callable[[bool], list[torch.Tensor]]) -> l
 
 
 def _marks(model: nn.Module) -> dict[str, Any]:
-    """Copies of the buffers and attributes of a module's parts, by name."""
-    marks = {name: _mark(buffer, 0) for name, buffer in model.named_buffers()}
+    """What tells whether the buffers and attributes of a module's parts have changed, by name."""
+    marks: dict[str, Any] = {
+        name: buffer.clone() for name, buffer in model.named_buffers() if buffer.layout is torch.strided
+    }
     for path, part in model.named_modules():
-        own = ((name, value) for name, value in vars(part).items() if name not in MODULES_OWN)
-        marks |= {f"{path}.{name}".lstrip("."): _mark(value, _DEPTH) for name, value in own}
+        marks |= {
+            f"{path}.{name}".lstrip("."): _mark(value) for name, value in vars(part).items() if name not in MODULES_OWN
+        }
     return marks
 
 
-def _mark(value: Any, depth: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.layout is torch.strided else None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if not depth or isinstance(value, _OPAQUE):
+def _mark(value: Any) -> bytes | int:
+    try:
+        return id(value) if isinstance(value, nn.Module) else pickle.dumps(value)
+    except Exception:  # noqa: BLE001 - any class may refuse in its own way
         return id(value)
-    if isinstance(value, list | tuple | deque):
-        return [_mark(part, depth - 1) for part in value]
-    table = value if isinstance(value, dict) else getattr(value, "__dict__", {"": id(value)})
-    return {key: _mark(part, depth - 1) for key, part in table.items()}
 
 
 def _alike(first: Any, second: Any) -> bool:
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, torch.Tensor):
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_alike(first[key], second[key]) for key in first)
-    if isinstance(first, list):
-        return len(first) == len(second) and all(map(_alike, first, second))
-    return bool(first == second)
+    return type(first) is type(second) and bool(first == second)
 
 
 def _near(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if first.shape != second.shape:
-        return False
     kind = torch.complex128 if first.is_complex() else torch.float64
-    first, second = (x.to(kind).nan_to_num(0.0, 1.0, -1.0) for x in (first, second))
-    return bool((first - second).norm() <= 1e-3 * first.norm())
+    one, other = (x.to(kind).nan_to_num(0.0, 1.0, -1.0) for x in (first, second))
+    return one.shape == other.shape and bool((one - other).norm() <= 1e-3 * one.norm())

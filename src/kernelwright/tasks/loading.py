@@ -99,7 +99,7 @@ _DTYPES = """
 
 
 def unfit(value: Any, *, sparse: bool = False) -> str | None:
-    """What a value is that the judge cannot vary, send to its processes or compare, and what to do; None for a plain tensor.
+    """What a value is that cannot be varied, sent to other processes and compared, and what to do; None for a plain tensor.
 
     Args:
         sparse: True takes a sparse tensor, of which nothing is varied.
@@ -108,15 +108,13 @@ def unfit(value: Any, *, sparse: bool = False) -> str | None:
         return f"a {type(value).__name__}, which is no tensor. Leave it out of get_extra_state"
     if torch.nn.parameter.is_lazy(value):
         return f"a {type(value).__name__} without values. Call the model once before, or name its sizes in the constructor"
-    if value.is_quantized:
-        return f"a tensor of {value.dtype}. Give the model as it was before it was quantised"
-    if value.is_nested or is_traceable_wrapper_subclass(value):
-        kind = "nested tensor" if value.is_nested else type(value).__name__
-        return f"a {kind}. Keep it as plain tensors, and make it in forward"
-    if value.layout is not torch.strided and not (sparse and "sparse" in str(value.layout)):
-        return f"a tensor of layout {value.layout}. Keep its indices and values as plain tensors, and make it in forward"
-    name = str(value.dtype).removeprefix("torch.")
-    return None if name in _DTYPES.split() else f"a tensor of {name}. Keep it in another type, and convert it in forward"
+    name, layout = str(value.dtype).removeprefix("torch."), str(value.layout).removeprefix("torch.")
+    is_plain = layout == "strided" or (sparse and "sparse" in layout)
+    if is_plain and name in _DTYPES.split() and not value.is_nested and not is_traceable_wrapper_subclass(value):
+        return None
+    to_do = "Keep its content in strided tensors of a usual type, and make it in forward"
+    to_do = "Give the model as it was before it was quantised" if value.is_quantized else to_do
+    return f"a {layout} {type(value).__name__} of {name}. {to_do}"
 
 
 def unfit_state(model: torch.nn.Module) -> str | None:

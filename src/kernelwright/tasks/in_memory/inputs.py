@@ -353,8 +353,11 @@ def device_of(model: nn.Module, calls: Sequence[ExampleCall]) -> torch.device:
     return device
 
 
-def tried(model: nn.Module, sets: Sequence[Inputs]) -> list[ModelCall]:
+def tried(model: nn.Module, sets: Sequence[Inputs], *, alone: bool = False) -> list[ModelCall]:
     """The calls that sets of example inputs stand for, those of one form together, tried on the model.
+
+    Args:
+        alone: Whether calls must leave their arguments alone and not depend on earlier ones.
 
     Raises:
         ModelError: the inputs do not fit, or the outputs are none that the judge can compare.
@@ -374,6 +377,8 @@ def tried(model: nn.Module, sets: Sequence[Inputs]) -> list[ModelCall]:
             raise ModelError(
                 f"Wanted a tensor among what forward of {name} returns; found a {type(result).__name__} without one."
             )
+        if alone:
+            _check_alone(model, examples[0])
         tried_calls.append(ModelCall(form, tuple(examples), tuple(outputs), rebuild, isinstance(result, torch.Tensor)))
     return tried_calls
 
@@ -396,37 +401,32 @@ def call_untouched(model: nn.Module, call: ExampleCall) -> Any:
             ) from error
 
 
-def check_calls(model: nn.Module, calls: Sequence[ModelCall]) -> None:
-    """See that calls leave their arguments alone and do not depend on earlier ones.
+def _check_alone(model: nn.Module, example: ExampleCall) -> None:
+    """See that a call leaves its arguments alone and does not depend on earlier ones; raises ModelError."""
+    written: set[str] = set()
 
-    Raises:
-        ModelError: they do; it names the arguments, or the attributes and buffers that hold the state.
-    """
-    for example in (call.examples[0] for call in calls):
-        written: set[str] = set()
+    def answer(same: bool) -> list[torch.Tensor]:
+        call, found = example.copied(), list[torch.Tensor]()
+        args, kwargs = (call.args, call.kwargs) if same else map_tensors((call.args, call.kwargs), _turned)
+        torch.manual_seed(0)
+        with contextlib.suppress(Exception):  # others may lie outside its domain
+            found = [one.clone() for one in leaves_of(model.forward(*args, **kwargs)) if isinstance(one, torch.Tensor)]
+        pairs = zip(call.names, call.tensors, example.tensors, strict=True)
+        written.update(name for name, now, was in pairs if not ((now == was) | (now != now) & (was != was)).all())
+        return found
 
-        def answer(same: bool, example: ExampleCall = example, written: set[str] = written) -> list[torch.Tensor]:
-            call, found = example.copied(), list[torch.Tensor]()
-            args, kwargs = (call.args, call.kwargs) if same else map_tensors((call.args, call.kwargs), _turned)
-            torch.manual_seed(0)
-            with contextlib.suppress(Exception):  # others may lie outside its domain
-                found = [one.clone() for one in leaves_of(model.forward(*args, **kwargs)) if isinstance(one, torch.Tensor)]
-            pairs = zip(call.names, call.tensors, example.tensors, strict=True)
-            written.update(name for name, now, was in pairs if not ((now == was) | (now != now) & (was != was)).all())
-            return found
-
-        with untouched(model):
-            held = carried(model, answer)
-        if written:
-            raise ModelError(
-                f"Wanted a model that leaves its arguments alone; forward of {name_of(model)} writes into "
-                f"`{'`, `'.join(sorted(written))}`. Have it return the new value, and copy that outside."
-            )
-        if held:
-            raise ModelError(
-                f"Wanted a model whose calls do not depend on earlier ones; {name_of(model)} keeps a state between calls in "
-                f"`{'`, `'.join(held)}`. Have forward take the state as an argument and return the new one."
-            )
+    with untouched(model):
+        held = carried(model, answer)
+    wrong = (
+        f"leaves its arguments alone; forward of {name_of(model)} writes into"
+        if written
+        else (f"gives the same answer whatever calls came before; {name_of(model)} keeps a state between calls in")
+    )
+    if names := sorted(written) or held:
+        raise ModelError(
+            f"Wanted a model that {wrong} `{'`, `'.join(names)}`. Have forward take the state as an argument and return the "
+            "new one."
+        )
 
 
 def _turned(tensor: torch.Tensor) -> torch.Tensor:
