@@ -39,7 +39,7 @@ TASK = Task(id="relu", source=SOURCE)
 CANDIDATE = SOURCE.replace("Model", "ModelNew")
 SMALL_SOURCE = SOURCE.replace("64, 256", "8, 64")
 N = 64 * 256 * 4
-FORM = TensorForm(torch.ones(64, 256))
+FORM = TensorForm.of(torch.ones(64, 256), torch.ones(64, 256))
 ROOM = N / 8
 """For what is done in pieces."""
 

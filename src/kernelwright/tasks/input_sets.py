@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kernelwright.tasks.invariants import Invariant, TensorForm, as_rows, is_inexact, outline, restored
+from kernelwright.tasks.invariants import Invariant, TensorForm, as_rows, is_inexact, restored
 
 Variation = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 PART = 1 << 26
@@ -44,8 +44,8 @@ class InputSet:
     """True for a set that does not come up between timed calls: compilers work anew for each layout."""
     opposed: bool = False
     """True where every second tensor is negated: for inputs with two tensors or more."""
-    where: Callable[[TensorForm], bool] | None = None
-    """Inputs that are varied; by default those of its kind."""
+    of: str = ""
+    """Kind of inputs that are varied, for a set of the check alone: see `TensorForm.kinds`. By default by type."""
     one: bool = False
     """True where one of them alone is varied, by lot."""
     operators: str = ""
@@ -56,7 +56,7 @@ class InputSet:
     @property
     def timed(self) -> bool:
         """True for a set that comes up between timed calls as well."""
-        return self.where is None and self.breaks is None and not self.untimed
+        return not self.of and not self.untimed
 
     @property
     def late(self) -> bool:
@@ -67,19 +67,21 @@ class InputSet:
         """The inputs with every tensor varied that the variation is for; the others and scalars stay as drawn.
 
         Args:
-            forms: Forms of the tensors by the task's own draws, in reading order; by default those of arbitrary tensors.
+            forms: Forms of the tensors by the task's own draws, in reading order; by default by this one.
         """
+        if self.layout:
+            return [map_tensors(item, lambda tensor: self.vary(tensor, generator)) for item in inputs]
         left, signs = iter(forms), itertools.cycle((False, self.opposed))
-        varied = [form for form in forms if self.varies(form)]
-        if self.one and varied:
-            sizes = torch.tensor([float(form.shape.numel()) for form in varied], device=generator.device)
-            varied = [varied[int(torch.multinomial(sizes, 1, generator=generator))]]
+        sizes = torch.tensor(
+            [float(one.outline.numel()) if self.varies(one) else 0.0 for one in forms], device=generator.device
+        )
+        alone = forms[int(torch.multinomial(sizes, 1, generator=generator))] if self.one and bool(sizes.any()) else None
 
         def vary(tensor: torch.Tensor) -> torch.Tensor:
-            form = next(left, None) or TensorForm(outline(tensor))
-            if not self.varies(form) or (self.one and forms and form not in varied):
-                return tensor
-            return self._vary(tensor, generator, form.invariants, negated=next(signs))
+            form = next(left, None) or TensorForm.of(tensor, tensor)
+            return (
+                tensor if not self.varies(form) or alone not in (None, form) else self._vary(tensor, generator, form, signs)
+            )
 
         return [map_tensors(item, vary) for item in inputs]
 
@@ -97,26 +99,22 @@ class InputSet:
 
     def varies(self, form: TensorForm) -> bool:
         """True for an input that the variation is for."""
-        if self.where is not None:
-            return form.is_plain and self.where(form)
-        if self.breaks is not None:
-            # Rising integers without repeats may be pointers, which point anywhere in another order.
-            return self.breaks in form.invariants and not form.invariants >= {Invariant.SORTED, Invariant.PERMUTATION}
-        return self.layout or is_inexact(form.outline) != self.integers or (self.truths and form.dtype == torch.bool)
+        if self.of or self.layout:
+            return self.layout or self.of in form.kinds
+        return is_inexact(form.outline) != self.integers or (self.truths and form.outline.dtype == torch.bool)
 
-    def _vary(
-        self, tensor: torch.Tensor, generator: torch.Generator, invariants: frozenset[Invariant], *, negated: bool
-    ) -> torch.Tensor:
-        if self.layout or (self.truths and tensor.dtype == torch.bool and not tensor.all() and tensor.any()):
-            # A mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any.
-            return self.vary(tensor, generator) if self.layout else tensor
-        drawn = computable(tensor if self.timed else as_rows(tensor))
+    def _vary(self, x: torch.Tensor, generator: torch.Generator, form: TensorForm, signs: Iterator[bool]) -> torch.Tensor:
+        if self.truths and x.dtype == torch.bool and not x.all() and x.any():
+            return (
+                x  # a mask that was built, such as a triangle, may be what the task is about; one of all ones stands for any
+            )
+        drawn = computable(as_rows(x) if self.of else x)
         varied = self.vary(drawn, generator)
         if varied is drawn:
-            return tensor
-        varied = -varied if negated else varied
-        varied = varied if self.breaks else restored(as_rows(varied), invariants)
-        return laid_as(varied.to(tensor.dtype).reshape(tensor.shape), tensor)
+            return x
+        varied = -varied if next(signs) else varied
+        varied = varied if self.breaks else restored(as_rows(varied), form.invariants)
+        return laid_as(varied.to(x.dtype).reshape(x.shape), x)
 
 
 def _places(x: torch.Tensor) -> list[int]:
@@ -199,14 +197,6 @@ def size_of(x: torch.Tensor, *, finite: bool = False) -> torch.Tensor:
 
 def _random(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.rand(like.shape, generator=generator, device=like.device, dtype=torch.float32)
-
-
-def _zero_one(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return by_parts(x, lambda part: (_random(part, generator) < 0.5) & (part != 0))
-
-
-def _constant(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return by_parts(x, lambda part: (part != 0) * 0.75)
 
 
 _KEPT_BITS = {torch.float64: 20, torch.float32: 7}
@@ -410,69 +400,21 @@ def _holes(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.where(is_flipped, x.flip(-1), x.gather(-1, _random(x, generator).argsort(dim=-1)))
 
 
-def _shuffled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x[..., torch.randperm(x.shape[-1], generator=generator, device=x.device)]
-
-
-def _repeated(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x[..., torch.randint(x.shape[-1], x.shape[-1:], generator=generator, device=x.device)]
-
-
-def _soft(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return x * 0.5 + x.roll(1, -1) * 0.5 if is_inexact(x) else x.maximum(x.roll(1, -1))
-
-
-def _shorter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(1, int(x.min()) + 1, x.shape, generator=generator, device=x.device, dtype=x.dtype)
-
-
-_ROW = 8
-"""Elements of a row, or rows, from which their order says something. Our choice."""
 _CHOOSING = r" (_?unique|arg|a?m(ax|in)(?!imum)|sort|topk|kth|(nan)?median|mode|_?cumm|search|bucket|hist|quantile)"
 _PERIODIC = r" (sin|cos|tan|fmod|remainder|floor|round|trunc|frac|polar)(?![a-z])"
 _LOOKS_NOTHING_UP = r"^(?!.* (gather|scatter|embedding|index_select|index_add|take))"
 _HAS_NO_POINTERS = r"^(?!.* \w*(segment|bag|sparse|repeat_interleave))"
 """Integers that a reference takes for places in memory stay in range: one beyond takes a GPU away from everybody."""
 _BREAKING: dict[Invariant, tuple[Variation, str]] = {
-    Invariant.SORTED: (_shuffled, _HAS_NO_POINTERS),
+    Invariant.SORTED: (lambda x, g: x[..., torch.randperm(x.shape[-1], generator=g, device=x.device)], _HAS_NO_POINTERS),
     Invariant.SYMMETRIC: (lambda x, g: x.tril() + x.triu(1) * 0.5, ""),
-    Invariant.PERMUTATION: (_repeated, ""),
+    Invariant.PERMUTATION: (lambda x, g: x[..., (_random(x, g).view(-1)[: x.shape[-1]] * x.shape[-1]).long()], ""),
     Invariant.PREFIX_MASK: (_holes, ""),
-    Invariant.ONE_HOT: (_soft, ""),
+    Invariant.ONE_HOT: (lambda x, g: x * 0.5 + x.roll(1, -1) * 0.5 if is_inexact(x) else x.maximum(x.roll(1, -1)), ""),
     Invariant.ZEROS: (_filled, ""),
-    Invariant.LEAST_INTEGER: (_shorter, _LOOKS_NOTHING_UP),
+    Invariant.LEAST_INTEGER: (lambda x, g: (_random(x, g) * x.amin()).clamp_min_(1).to(x.dtype), _LOOKS_NOTHING_UP),
 }
-"""Variation that breaks each invariant, and the references for which it is safe."""
-_ZEROS = frozenset({Invariant.ZEROS, Invariant.PREFIX_MASK, Invariant.ONE_HOT})
-
-
-def _is_real(form: TensorForm) -> bool:
-    return form.dtype.is_floating_point and 0 not in form.shape
-
-
-def _is_long(form: TensorForm) -> bool:
-    return _is_real(form) and form.shape[-1:].numel() >= _ROW
-
-
-def _has_rows(form: TensorForm) -> bool:
-    return _is_long(form) and form.shape[:-1].numel() >= _ROW
-
-
-def _is_tall(form: TensorForm) -> bool:
-    return _is_real(form) and max(form.shape[:-1], default=0) >= _ROW
-
-
-def _is_integer(form: TensorForm) -> bool:
-    is_integer = not form.dtype.is_floating_point and not form.dtype.is_complex and form.dtype != torch.bool
-    return is_integer and 0 not in form.shape and Invariant.PERMUTATION not in form.invariants
-
-
-def _has_segments(form: TensorForm) -> bool:
-    return not form.dtype.is_floating_point and Invariant.SORTED in form.invariants
-
-
-def _is_sparse(form: TensorForm) -> bool:
-    return form.is_sparse and form.invariants.isdisjoint(_ZEROS)
+"""Variation that breaks each invariant, and pattern of the operators of references for which it is safe."""
 
 
 INPUT_SETS: tuple[InputSet, ...] = (
@@ -482,8 +424,10 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("biased-later", lambda x, g: _biased(x, g, 0.0), "the same where the first elements tell that set"),
     InputSet("negative", lambda x, g: -x, "relying on the sign of the inputs"),
     InputSet("signs", _shuffled_sign, "errors hidden by sums of one sign; lower precision"),
-    InputSet("zero-one", _zero_one, "wrong integer arithmetic"),
-    InputSet("constant", _constant, "relying on randomness"),
+    InputSet(
+        "zero-one", lambda x, g: by_parts(x, lambda part: (_random(part, g) < 0.5) & (part != 0)), "wrong integer arithmetic"
+    ),
+    InputSet("constant", lambda x, g: by_parts(x, lambda part: (part != 0) * 0.75), "relying on randomness"),
     InputSet("large", lambda x, g: x * 4096, "half precision's range"),
     InputSet("small", lambda x, g: x / 4096, "absolute tolerances, epsilon terms"),
     InputSet("mixed-scale", _mixed_scale, "errors hidden under large rows"),
@@ -492,22 +436,22 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("large-row", lambda x, g: _one_row(x, g, 64.0), "one shift or scale for all rows"),
     InputSet("opposed", _around_one_vector, "bounds in place of maxima, as norms of queries and keys", opposed=True),
     InputSet("skewed-integers", _skewed, "assuming that indices are spread evenly", integers=True),
-    InputSet("alike-integers", functools.partial(_skewed, share=2.0), "counters of few bits", where=_is_integer),
-    InputSet("large-integers", _at_one_end, "integer products in floating point", where=_is_integer),
-    InputSet("other-segments", _other_segments, "segments alike", where=_has_segments, breaks=Invariant.PERMUTATION),
-    InputSet("far", _far, "differences of large numbers, as in variances", where=_is_real, one=True, operators=" "),
-    InputSet("near", _near, "differences of large numbers, as in distances", where=_has_rows, operators=" "),
-    InputSet("ordered", _ordered, "choosing from samples of a row", where=_is_long, operators=_CHOOSING),
-    InputSet("ordered-across", _ordered_across, "choosing from samples of a column", where=_is_tall, operators=_CHOOSING),
-    InputSet("vast", lambda x, g: x * 2.0**20, "range reduction of small arguments", where=_is_real, operators=_PERIODIC),
-    InputSet("filled", _filled, "room for as many elements as are not zero when drawn", where=_is_sparse),
+    InputSet("alike-integers", functools.partial(_skewed, share=2.0), "counters of few bits", of="integers"),
+    InputSet("large-integers", _at_one_end, "integer products in floating point", of="integers"),
+    InputSet("other-segments", _other_segments, "segments alike", of="segments", breaks=Invariant.PERMUTATION),
+    InputSet("far", _far, "differences of large numbers, as in variances", of="real", one=True, operators=" "),
+    InputSet("near", _near, "differences of large numbers, as in distances", of="many rows", operators=" "),
+    InputSet("ordered", _ordered, "choosing from samples of a row", of="rows", operators=_CHOOSING),
+    InputSet("ordered-across", _ordered_across, "choosing from samples of a column", of="columns", operators=_CHOOSING),
+    InputSet("vast", lambda x, g: x * 2.0**20, "range reduction of small arguments", of="real", operators=_PERIODIC),
+    InputSet("filled", _filled, "room for as many elements as are not zero when drawn", of="sparse"),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
     InputSet("sliced", _sliced, "rows taken to lie side by side", layout=True, untimed=True),
     InputSet("exchanged", _exchanged_storage, "one stride for all rows", layout=True, untimed=True),
     InputSet("off-boundary", _off_boundary, "loading vectors where memory is not aligned for them", layout=True),
     *(
-        InputSet(f"not-{invariant}", vary, "relying on what all draws of the task share", operators=of, breaks=invariant)
-        for invariant, (vary, of) in _BREAKING.items()
+        InputSet(f"not-{invariant}", vary, "relying on what all draws share", of=invariant, operators=safe, breaks=invariant)
+        for invariant, (vary, safe) in _BREAKING.items()
     ),
 )
 """In order of use; the first must not be left out."""

@@ -5,7 +5,6 @@ An input set that keeps these invariants may reject a candidate. One that breaks
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +29,15 @@ class Invariant(StrEnum):
     """Integers of two or more, such as lengths."""
 
 
+_PLAIN = frozenset(
+    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
+    | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
+"""Types that PyTorch compares and sorts. Inputs of others are of no kind."""
+_STEPS, _FEW, _ROW, _SPARSE = 16, 4, 8, 0.01
+"""Neighbours that do not rise by chance, elements of a row that have a form or an order, share of zeros. Our choice."""
+
+
 def is_inexact(tensor: torch.Tensor) -> bool:
     """True where the numbers of a tensor are rounded: floating or complex."""
     return tensor.is_floating_point() or tensor.is_complex()
@@ -40,47 +48,48 @@ def outline(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorForm:
-    """Properties of one input by which input sets are chosen."""
-
-    outline: torch.Tensor
-    is_plain: bool = True
-    """True for a tensor of a usual type. Others stay as drawn in the sets that look at values."""
-    invariants: frozenset[Invariant] = frozenset()
-    is_sparse: bool = False
-    """True where some elements are zero, and not all."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """Its sizes, as rows."""
-        return as_rows(self.outline).shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Its type."""
-        return self.outline.dtype
-
-    @classmethod
-    def of(cls, one: torch.Tensor, other: torch.Tensor) -> TensorForm:
-        """The form of an input of which these are two draws."""
-        drawn = outline(one)
-        if one.dtype not in _PLAIN or one.shape != other.shape:
-            return cls(drawn, is_plain=False)
-        one, other = as_rows(one), as_rows(other)
-        found = {invariant for invariant, holds in _HOLD.items() if _holds(holds, one) and _holds(holds, other)}
-        is_rated = is_inexact(one) or (_is_binary(one) and _is_binary(other))
-        is_sparse = is_rated and all(_SPARSE < 1 - int(x.count_nonzero()) / max(1, x.numel()) < 1 for x in (one, other))
-        if is_sparse and torch.equal(one == 0, other == 0):
-            found.add(Invariant.ZEROS)
-        return cls(drawn, invariants=frozenset(found), is_sparse=is_sparse)
-
-
 def as_rows(x: torch.Tensor) -> torch.Tensor:
     """A view whose last dimension is longer than one, if any is."""
     while x.dim() > 1 and x.shape[-1] == 1:
         x = x[..., 0]
     return x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorForm:
+    """Properties of one input by which input sets are chosen."""
+
+    outline: torch.Tensor
+    invariants: frozenset[Invariant] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    """What it may be varied as: an invariant to be broken, or one of the words below."""
+
+    @classmethod
+    def of(cls, one: torch.Tensor, other: torch.Tensor) -> TensorForm:
+        """The form of an input of which these are two draws."""
+        drawn, (one, other) = outline(one), map(as_rows, (one, other))
+        if one.dtype not in _PLAIN or one.shape != other.shape or not one.dim() or not one.numel():
+            return cls(drawn)
+        found = _invariants(one) & _invariants(other)
+        is_rated = is_inexact(one) or all(bool(((x == 0) | (x == 1)).all()) for x in (one, other))
+        has_zeros = is_rated and all(_SPARSE < 1 - int(x.count_nonzero()) / x.numel() < 1 for x in (one, other))
+        if has_zeros and torch.equal(one == 0, other == 0):
+            found.add(Invariant.ZEROS)
+        is_integer = not is_inexact(one) and one.dtype != torch.bool
+        is_real, (*outer, columns) = one.is_floating_point(), one.shape
+        kinds = {
+            "real": is_real,
+            "rows": is_real and columns >= _ROW,
+            "columns": is_real and max(outer, default=0) >= _ROW,
+            "many rows": is_real and columns >= _ROW and one.numel() >= _ROW * columns,
+            "integers": is_integer and Invariant.PERMUTATION not in found,
+            "segments": is_integer and Invariant.SORTED in found,
+            "sparse": has_zeros and found.isdisjoint({Invariant.ZEROS, Invariant.PREFIX_MASK, Invariant.ONE_HOT}),
+        }
+        # Rising integers without repeats may be pointers, which point anywhere in another order.
+        are_pointers = found >= {Invariant.SORTED, Invariant.PERMUTATION}
+        words = {word for word, holds in kinds.items() if holds}
+        return cls(drawn, frozenset(found), frozenset(words if are_pointers else words | found))
 
 
 def restored(x: torch.Tensor, invariants: frozenset[Invariant]) -> torch.Tensor:
@@ -90,68 +99,36 @@ def restored(x: torch.Tensor, invariants: frozenset[Invariant]) -> torch.Tensor:
     return x.sort(dim=-1).values if Invariant.SORTED in invariants else x
 
 
-_PLAIN = frozenset(
-    {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
-    | {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-)
-_STEPS, _FEW, _SPARSE = 16, 4, 0.01
-"""Pairs of neighbours that do not rise by chance, elements of a row that have a form, and share of zeros. Our choice."""
+def _invariants(x: torch.Tensor) -> set[Invariant]:
+    """Invariants of one draw. A few rows are asked first: most tensors are large and have no form."""
+    found = set[Invariant]()
+    if not x.is_contiguous() or _of_rows(x.view(-1, x.shape[-1])[:_STEPS]):
+        found = _of_rows(x)
+    if is_inexact(x) and x.dim() > 1 and x.shape[-1] == x.shape[-2] >= _FEW:
+        pairs = ((x[..., :1, :], x.mH[..., :1, :]), (x, x.mH))
+        limit = 16 * torch.finfo(x.dtype).eps
+        near = all(bool((part - other).abs().amax() <= limit * part.abs().amax()) for part, other in pairs)
+        found |= {Invariant.SYMMETRIC} if near and bool(x.tril(-1).any()) else set()
+    return found
 
 
-def _holds(holds: Callable[[torch.Tensor], bool], x: torch.Tensor) -> bool:
-    """Ask a few rows first: most tensors are large and have no form."""
-    if not x.dim() or not x.numel():
-        return False
-    return (holds is _is_symmetric or not x.is_contiguous() or holds(x.view(-1, x.shape[-1])[:_STEPS])) and holds(x)
-
-
-def _is_integer(x: torch.Tensor) -> bool:
-    return not is_inexact(x) and x.dtype != torch.bool
-
-
-def _is_binary(x: torch.Tensor) -> bool:
-    return x.dtype == torch.bool or bool(((x == 0) | (x == 1)).all())
-
-
-def _is_sorted(x: torch.Tensor) -> bool:
-    if x.is_complex() or x.dtype == torch.bool or x.shape[-1] < _FEW:
-        return False
-    if bool((x[..., 1:] > x[..., :-1]).all()):
-        return True
-    rises = bool((x[..., 1:] >= x[..., :-1]).all() and (x[..., 0] < x[..., -1]).any())
-    return rises and x.numel() - x.shape[:-1].numel() >= _STEPS
-
-
-def _is_symmetric(x: torch.Tensor) -> bool:
-    if not is_inexact(x) or x.dim() < 2 or x.shape[-1] != x.shape[-2] or x.shape[-1] < _FEW:
-        return False
-    pairs = ((x[..., :1, :], x.mH[..., :1, :]), (x, x.mH))  # a row first, again
-    limit = 16 * torch.finfo(x.dtype).eps
-    near = all(bool((part - other).abs().amax() <= limit * part.abs().amax()) for part, other in pairs)
-    return near and bool(x.tril(-1).any())
-
-
-def _has_no_value_twice(x: torch.Tensor) -> bool:
-    if not _is_integer(x) or x.shape[-1] < _FEW:
-        return False
-    ranked = x.sort(dim=-1).values
-    is_dense = bool((ranked[..., -1] - ranked[..., 0] < 2 * x.shape[-1]).all())
-    return bool((ranked[..., 1:] > ranked[..., :-1]).all()) and (is_dense or torch.equal(ranked, x))
-
-
-def _is_prefix_mask(x: torch.Tensor) -> bool:
-    if x.is_complex() or x.shape[-1] < _FEW:
-        return False
-    falls, rises = x[..., 1:] < x[..., :-1], x[..., 1:] > x[..., :-1]
-    has_one_step = bool(((falls | rises).sum(-1) <= 1).all()) and bool(falls.any()) != bool(rises.any())
-    return has_one_step and bool(((x == x.amin()) | (x == x.amax())).all())
-
-
-_HOLD: dict[Invariant, Callable[[torch.Tensor], bool]] = {
-    Invariant.SORTED: _is_sorted,
-    Invariant.SYMMETRIC: _is_symmetric,
-    Invariant.PERMUTATION: _has_no_value_twice,
-    Invariant.PREFIX_MASK: _is_prefix_mask,
-    Invariant.ONE_HOT: lambda x: x.shape[-1] >= _FEW and int(x.count_nonzero(dim=-1).max()) == 1,
-    Invariant.LEAST_INTEGER: lambda x: _is_integer(x) and int(x.min()) > 1,
-}
+def _of_rows(x: torch.Tensor) -> set[Invariant]:
+    is_integer = not is_inexact(x) and x.dtype != torch.bool
+    found = {Invariant.LEAST_INTEGER} if is_integer and int(x.amin()) > 1 else set[Invariant]()
+    if x.shape[-1] < _FEW:
+        return found
+    if int(x.count_nonzero(dim=-1).max()) == 1:
+        found.add(Invariant.ONE_HOT)
+    if x.is_complex():
+        return found
+    up, down = x[..., 1:] > x[..., :-1], x[..., 1:] < x[..., :-1]
+    rises, falls = bool(up.any()), bool(down.any())
+    if x.dtype != torch.bool and not falls and ((rises and up.numel() >= _STEPS) or bool(up.all())):
+        found.add(Invariant.SORTED)
+    if rises != falls and int((up | down).sum(-1).max()) == 1 and bool(((x == x.amin()) | (x == x.amax())).all()):
+        found.add(Invariant.PREFIX_MASK)
+    ranked = x.sort(dim=-1).values if is_integer else x[..., :1]
+    if is_integer and bool((ranked[..., 1:] > ranked[..., :-1]).all()):
+        is_dense = bool((ranked[..., -1] - ranked[..., 0] < 2 * x.shape[-1]).all())
+        found |= {Invariant.PERMUTATION} if is_dense or Invariant.SORTED in found else set()
+    return found
