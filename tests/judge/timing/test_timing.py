@@ -483,6 +483,16 @@ def test_much_time_that_only_the_outer_clock_sees_rejects(hidden):
     assert caught.value.reason is Reason.CLOCK_DISAGREEMENT
 
 
+@pytest.mark.parametrize(("hidden_us", "rejected"), [(700.0, True), (0.0, False)])
+def test_load_that_disturbs_most_calls_of_both_sides_hides_no_time(hidden_us, rejected):
+    calm = filled().finish(0)
+    waits_us = [0.0, 0.0, 0.0, *(1000.0 * (1 + index) for index in range(5))]
+    busy = replace(calm, harness_us=([wait + hidden_us for wait in waits_us], waits_us))
+    assert clocks.certain_excess(*busy.harness_us) < 0
+    with pytest.raises(RejectionError) if rejected else contextlib.nullcontext():
+        clocks.reject_hidden_time([busy] * 3, FakeTrial().settings)
+
+
 def test_one_process_that_was_disturbed_does_not_reject():
     calm, disturbed = filled().finish(0), filled(harness_us=5000.0, audited_us=5000.0).finish(0)
     clocks.reject_hidden_time([calm] * 3 + [disturbed], FakeTrial().settings)

@@ -154,10 +154,12 @@ def reject_hidden_time(triples: Sequence[TripleClocks], settings: Settings) -> N
     }
     for kind, (limit_us, sides) in found.items():
         candidate, reference = ([value for side in sides for value in side[index]] for index in (0, 1))
-        if certain_excess(candidate, reference) > max(limit_us, settings.excess_limit * latency_us, _OWN_SHARE * own_us):
+        # Load disturbs most calls of either, where programs wait for the processor, and never makes one shorter.
+        excess_us = max(certain_excess(candidate, reference), min(candidate) - float(np.quantile(reference, 0.25)))
+        if excess_us > max(limit_us, settings.excess_limit * latency_us, _OWN_SHARE * own_us):
             raise RejectionError(
                 Reason.CLOCK_DISAGREEMENT,
-                f"the parent's clock sees {median(candidate) - median(reference):.1f} us a call ({kind}) that the "
+                f"the parent's clock sees {excess_us:.1f} us a call ({kind}) that the "
                 f"candidate's own clock does not; the reference takes {latency_us:.1f} us",
             )
 
