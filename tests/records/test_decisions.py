@@ -10,6 +10,7 @@ from kernelwright.records.decisions import (
     TaskRecords,
     TaskStatus,
     compiling_pays,
+    confirmed_best,
     gain_per_second,
     headroom,
     is_top_ranked,
@@ -240,7 +241,7 @@ def test_a_task_is_settled_where_more_proposals_would_hardly_help():
     assert records.is_settled, "it is at the roofline"
 
 
-def test_a_baseline_that_is_no_faster_than_eager_is_not_paired():
+def test_a_baseline_that_is_no_faster_than_eager_is_not_the_best():
     found = [
         accepted(gain, f"# {name}", policy="baseline", techniques=(name,))
         for name, gain in (("compile", 0.9), ("cudnn", 1.0), ("cudagraph", 2.0))
@@ -248,3 +249,40 @@ def test_a_baseline_that_is_no_faster_than_eager_is_not_paired():
     assert TaskRecords.of(found).best_baseline is None
     faster = accepted(1.1, "# c", policy="baseline", techniques=("channels-last",))
     assert TaskRecords.of([*found, faster]).best_baseline == ("channels-last", 1.1)
+
+
+def test_finalists_are_the_next_best_that_are_judged_or_this_packages_own():
+    def look(name, estimate, policy="builtin"):
+        return screened_of(TASK, Candidate(source=name, policy=policy), correct=True, estimate=estimate, spread=0.0)
+
+    records = TaskRecords.of([look("first", 2.0), look("own", 1.9), look("others", 1.95, "api"), look("judged", 1.2, "api")])
+    for found in (accepted(1.85, "judged"), rejected(source="wrong")):
+        records.add(found)
+    records.add(look("far", 1.5))
+    beside = records.finalists(Candidate(source="first"), 3)
+    assert [one.source for one in beside] == ["own", "judged"]
+    assert [one.source for one in records.finalists(Candidate(source="first"), 2)] == ["own"]
+    assert [one.source for one in records.finalists(Candidate(source="far"), 9)] == ["first", "own", "judged"]
+
+
+def test_of_confirmed_ones_that_which_was_slower_than_another_beside_it_is_not_the_best():
+    """Its own interval begins higher: its processes were quieter."""
+    stock = accepted(1.9, "stock", confirms=True, policy="builtin", techniques=("cuda-graph",))
+    slower = {"versus": {"cudagraph-fresh": (0.95, 0.93, 0.97), "compile": (0.5, 0.5, 0.5)}, "speedup_low": 1.95}
+    winner = accepted(2.0, "own", confirms=True, **slower)
+    assert confirmed_best([winner, stock]).source == "stock"
+    assert confirmed_best([winner]).source == "own", "a baseline that is no drop-in is not there to take its place"
+    level = winner.model_copy(update={"versus": {"cudagraph-fresh": (1.01, 0.9, 1.1)}})
+    assert confirmed_best([level, stock]).source == "own"
+    both = stock.model_copy(update={"versus": {winner.candidate_sha256: (0.99, 0.9, 1.1)}})
+    assert confirmed_best([winner, both]).source == "own", "each was slower once"
+
+
+@pytest.mark.parametrize(("ratio", "needed"), [(0.9, True), (0.99, False), (1.1, False), (None, False)])
+def test_stock_is_judged_as_a_candidate_where_the_winner_is_behind_it_in_its_own_processes(ratio, needed):
+    stock = accepted(2.0, "#", policy="baseline", techniques=("compile",))
+    winner = accepted(2.0, "own", confirms=True, versus={} if ratio is None else {"compile": (ratio, ratio, ratio)})
+    assert TaskRecords.of([stock, winner]).needs_fallback is needed
+    assert TaskRecords.of([stock]).needs_fallback
+    itself = winner.model_copy(update={"policy": "builtin", "techniques": ("compile",)})
+    assert not TaskRecords.of([stock, itself]).needs_fallback

@@ -193,6 +193,15 @@ def test_what_proves_faster_in_a_final_has_one_of_its_own(tmp_path):
     assert (task.records.winner.techniques, task.records.winner.speedup) == (("second",), 1.6)
 
 
+def test_what_only_seems_faster_in_a_final_leaves_the_winner_alone(tmp_path):
+    """Its clock is believed there, and no longer where it is the candidate."""
+    liar = Proposal("liar", 1.45, 9.0, is_rejected=True)
+    executor = FakeExecutor({"one": [Proposal("first", 1.5), liar]})
+    (task,) = run_engine(tmp_path, executor, judged=2).state.tasks
+    assert executor.judged == [("one", "first"), ("one", "liar")]
+    assert (task.records.winner.techniques, task.records.winner.speedup) == (("first",), 1.5)
+
+
 def test_stock_that_was_faster_than_the_winner_in_the_same_processes_is_handed_out(tmp_path):
     """Its own measurement has a lower end below the winner's, which a busy machine may well give."""
     wide = {"speedup_low": 1.2, "speedup_high": 2.0}

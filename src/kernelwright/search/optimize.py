@@ -169,8 +169,8 @@ def optimize(
         executors = [evaluator] if evaluator is not None else []
         judges = 0 if evaluator is not None else judges_per_device(where)
         if evaluator is None or (state.look == "screened" and Screen not in evaluator.kinds):
-            # Judges start while candidates are screened: each takes seconds to import torch and to make a context.
-            ready = min(judges, 1 + bool(state.baselines))
+            # A judge starts while candidates are screened: it takes seconds to import torch and to make a context.
+            ready = min(judges, 1)
             rounds = int(state.look == "screened")
             local = LocalExecutor([where], settings, judges=judges, rounds=rounds, ready=ready, servers=servers)
             executors.append(stack.enter_context(local))
