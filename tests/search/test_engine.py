@@ -21,6 +21,7 @@ from kernelwright.search.engine import (
     WorkStep,
     baseline_of,
     file_records,
+    judgement,
     next_step,
     settings_for,
 )
@@ -181,6 +182,18 @@ def test_a_final_has_every_stock_configuration_and_the_next_best_in_its_processe
     assert records.winner.versus["compile"][0] == pytest.approx(1.25)
     assert run_engine(tmp_path, executor, baselines=[*gains], judged=3).state.tasks[0].baselines == ()
     assert len(executor.judgements) == 1, "neither second nor fourth was faster beside it"
+
+
+def test_a_finalist_that_is_stock_is_timed_as_stock():
+    task = TaskState(task_named("one"), look="screened")
+    for proposal in (Proposal("first", 1.5), Proposal("compile-max-autotune", 1.45)):
+        look = screened_of(task.task, proposal.candidate(task.task), correct=True, estimate=proposal.estimate, spread=0.0)
+        task.records.add(look)
+    plan = task.records.measure(Proposal("first").candidate(task.task))
+    state = SearchState(SearchPlan(settings=Settings()), [task])
+    assert [one.techniques[0] for one in judgement(task, plan, state).work.beside] == ["compile-max-autotune"]
+    task.stock = (baseline_of(task.task, "compile"),)
+    assert [one.name_beside for one in judgement(task, plan, state).work.beside] == ["compile", "max-autotune-fresh"]
 
 
 def test_what_proves_faster_in_a_final_has_one_of_its_own(tmp_path):

@@ -439,6 +439,7 @@ class BaselineComparison:
         return (
             f"Baselines over eager: {others or 'none measured'}. Over the best of them, {self.best}, this is "
             f"{self.speedup:.3f}x ({self.low:.3f} to {self.high:.3f})."
+            f"{'' if any('max-autotune' in name for name in self.baselines) else ' max-autotune was not measured.'}"
         )
 
 

@@ -354,8 +354,10 @@ def _next_judgement(state: SearchState) -> WorkStep | None:
 def judgement(task: TaskState, plan: MeasurementPlan, state: SearchState) -> WorkStep:
     """The step that carries out a measurement."""
     stock = task.stock if plan.is_final else ()
-    names = {one.name_beside for one in stock}
-    beside = (*stock, *(other for other in plan.beside if stock_of(other) not in names))
+    # A finalist that is a stock configuration is timed as one, such as an autotuner, which no default has.
+    names = [stock_of(other) if stock else None for other in plan.beside]
+    others = [baseline_of(task.task, name) if name else other for name, other in zip(names, plan.beside, strict=True)]
+    beside = tuple({other.name_beside: other for other in (*stock, *others)}.values())
     work = Evaluate(
         task.task,
         plan.candidate,

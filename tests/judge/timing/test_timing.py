@@ -293,11 +293,12 @@ def test_a_candidate_may_take_for_odd_inputs_what_the_reference_took():
     assert (sides["reference"].told_us, sides["candidate"].told_us) == ([0.0], [7e6])
 
 
-def test_what_is_beside_is_asked_no_odd_inputs_for_which_it_would_compile_anew():
+def test_what_is_beside_is_called_as_often_and_not_on_odd_inputs_for_which_it_would_compile_anew():
+    """Without these calls the same program seemed 4 % slower beside the candidate than as the candidate, on a processor."""
     run, trial, sides = odd_run()
     sides["compile"] = OddSide()
-    run.odd_inputs([odd_set(trial, "loose", allowed=0.1)])
-    assert [len(side.asked) for side in sides.values()] == [1, 1, 1, 0]
+    run.odd_inputs([odd_set(trial, "loose", lambda x, g: x * 2, allowed=0.1)])
+    assert [side.asked[0][0].tolist() for side in sides.values()] == [[2.0] * 4] * 3 + [[1.0] * 4]
 
 
 @pytest.mark.parametrize(("first_call_s", "asked"), [(0.5, 1), (9.0, 2)])

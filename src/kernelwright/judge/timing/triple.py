@@ -119,13 +119,18 @@ class ProcessTriple:
             answers, inputs = dict[str, CallOutput](), list[Any]()  # before the draw: the earlier ones may be large
             inputs, seed, slot = self._trial.facts.draw(chosen), self._trial.facts.call_seed(), random.randrange(SLOTS)
             try:
-                # The second reference too: caches must be as warm for all. No baseline: torch.compile would compile anew.
+                # The second reference too: caches must be as warm for all.
                 for name in SIDES:
                     side, other_us = self.sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
                     answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
+            if self._beside:  # theirs too, and torch.compile would compile anew for other inputs than the task's own
+                own = self._trial.facts.draw()
+                for name in self._beside:
+                    with forgiving(self._trial, name):
+                        self.sides[name].call(self.sides[name].place(own, slot=slot), seed=seed)
             if has_nan(answers["reference"].outputs):
                 continue
             allowed = self._check.tolerances[chosen]
