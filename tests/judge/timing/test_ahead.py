@@ -120,6 +120,21 @@ def test_a_large_task_and_a_processor_start_and_end_all_in_turn(starts):
     assert starts.names == [[SIDES[0]], [SIDES[0]]]
 
 
+def test_a_candidate_that_still_starts_when_all_is_over_is_not_waited_for(judge, monkeypatch):
+    # The second process finds what the first one has left.
+    slow = candidate(
+        top="import os, time\ntry: os.mkdir(os.environ['TRITON_CACHE_DIR'])\nexcept FileExistsError: time.sleep(50)"
+    )
+    monkeypatch.setattr(judging, "SidesAhead", lambda trial, is_on: SidesAhead(trial, is_on=True))
+    monkeypatch.setattr(judging, "check_candidate", lambda examiner, promising: promising() or _rejected())
+    found = judge.evaluate(RELU, slow, settings=Settings.quick(threads=1))
+    assert (found.reason, children_of(judge.fork_server.process.pid)) == (Reason.WRONG_OUTPUT, [])
+
+
+def _rejected():
+    raise RejectionError(Reason.WRONG_OUTPUT, "as it happens")
+
+
 def test_processes_that_started_ahead_are_timed_and_none_is_left(judge, monkeypatch):
     monkeypatch.setattr(judging, "SidesAhead", lambda trial, is_on: SidesAhead(trial, is_on=True))
     found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1))

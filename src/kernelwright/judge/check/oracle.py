@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
+from kernelwright.judge.worker.inspection import FREE_OPERATORS
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators, unfit
 from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, computable, size_of
@@ -307,7 +308,8 @@ class _SharedDevice(_DispatchMode):
             found = transposed_convolution(x, weight, bias, stride, padding, dilation, more)
         else:
             found = func(*args, **(kwargs or {}))
-        self._give_way()
+        if func.overloadpacket._qualified_op_name not in FREE_OPERATORS:  # half of a transformer's are views
+            self._give_way()
         return found
 
 

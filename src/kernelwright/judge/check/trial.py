@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -150,4 +152,6 @@ class Trial:
     def check_process(self, reference: Side, candidate: Side) -> None:
         """Keep findings about what a candidate has done to its process and its mode; raises RejectionError. What the
         reference has done to its own is nothing to reject another for."""
-        self.findings.add(process_findings(reference.inspect(), candidate.inspect(), self.facts.oracle.training))
+        with ThreadPoolExecutor(2) as threads:  # to look through all modules takes a while
+            theirs, mine = threads.map(operator.methodcaller("inspect"), (reference, candidate))
+        self.findings.add(process_findings(theirs, mine, self.facts.oracle.training))

@@ -44,6 +44,9 @@ class Stoppable(Protocol):
     def close(self) -> None:
         """End them."""
 
+    def abandon(self) -> None:
+        """End what is not trusted, in the midst of another thread's request."""
+
 
 class DisturbedError(InternalError):
     """A worker was ended to see whether a GPU's endless work was its own, and it was not."""

@@ -504,6 +504,11 @@ class Worker:
             arena.close()
         self.arenas = {}
 
+    def abandon(self) -> None:
+        """Kill a candidate's process in the midst of a request, which then fails: nobody waits for its answer any more."""
+        if not self.is_trusted and not self.ended:
+            signal_each([self.pid], signal.SIGKILL)
+
     def discard(self) -> None:
         """Close and remove the private directory."""
         self.close()

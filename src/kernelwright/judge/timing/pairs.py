@@ -18,7 +18,7 @@ import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from statistics import median
 
@@ -279,6 +279,8 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
     return sides
 
 
+_LOOK_S = 0.05
+"""Time between two looks whether sides have started that nobody waits for any more."""
 _ENDING_MAX = 8
 """Sides that end at once, beside the start of three."""
 
@@ -342,6 +344,9 @@ class SidesAhead:
     def close(self) -> None:
         """End what has begun, and wait for what is ending."""
         with counted(self._trial.findings.phases_s, "ends"):
+            while self._started is not None and wait([self._started], _LOOK_S).not_done:
+                for worker in [*self._gate.workers]:
+                    worker.abandon()
             with contextlib.suppress(RejectionError, WorkerError):  # nobody asks any more
                 for side in self._waited_for().values():
                     self.end(side)
