@@ -225,6 +225,7 @@ MUTATIONS = [
         "c13_reused_output_buffer",
         both(aliases_unseen, skip(check, "check_held_outputs")),
     ),
+    Mutation("inputs changed as the reference does", "i04_state_not_written", skip(findings, "has_nan", answer=True)),
     Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
     Mutation("inputs that lie as the task draws them", "i05_own_rows_side_by_side", inputs_laid_out_in_full),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),

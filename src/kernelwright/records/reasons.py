@@ -142,7 +142,11 @@ class Reason(StrEnum):
         "right when checked, wrong in a timed call",
         "compute every call alike, whatever its number, its time and the process",
     )
-    INPUT_MUTATED = "input-mutated", "it changed its inputs, which the reference does not", "work on a copy of the inputs"
+    INPUT_MUTATED = (
+        "input-mutated",
+        "it left its inputs otherwise than the reference does",
+        "work on a copy of the inputs, and write into them what the reference writes",
+    )
     OUTPUT_OVERWRITTEN = (
         "output-overwritten",
         "a later call changed the output of an earlier one",

@@ -25,6 +25,7 @@ from kernelwright.judge.isolation.side import BuiltModule, CallOutput, Described
 from kernelwright.judge.settings import DROP_IN_LABELS, Settings
 from kernelwright.records import Contract, KeptContract, Label, Reason
 from kernelwright.records.scoring import Score
+from kernelwright.tasks import has_nan
 
 _EXCUSABLE = frozenset(
     {
@@ -201,6 +202,8 @@ class CheckFindings:
                 self.remark(label, str(error))
 
 
+_WRITTEN_ALIKE = Distance(0.02, math.inf, 0.02)
+"""Distance allowed of what a call writes into its inputs from what the reference writes there. Our choice."""
 _NUMBERS_DIFFER = 1e-5
 """Relative error allowed of a Python float among outputs, for another order of summing; TF32 leaves more. Our choice."""
 _LABELLED = ("flags", "environment", "warnings")
@@ -233,7 +236,11 @@ def call_findings(
 ) -> Iterator[CheckFinding]:
     """Deviations of a call's outputs, as `form_findings`, and of its inputs."""
     yield from form_findings(wanted.described, found.described, output_dtypes, labels, **how)
-    if not found.inputs_intact and wanted.inputs_intact:
+    if wanted.written and not has_nan(wanted.written):
+        if not found.written or not apart(found.written, wanted.written).within(_WRITTEN_ALIKE):
+            detail = "the reference writes into its inputs; the call did not, or wrote something else"
+            yield CheckFinding.lacking(Reason.INPUT_MUTATED, detail)
+    elif not found.inputs_intact and wanted.inputs_intact:
         yield CheckFinding.wrong(Reason.INPUT_MUTATED, "the call changed its inputs")
 
 

@@ -191,6 +191,8 @@ class CallOutput:
     """The worker's description of its outputs: types, shapes, strides. Checked for being a good drop-in."""
     clocks: CallClocks
     inputs_intact: bool
+    written: Sequence[torch.Tensor] = ()
+    """Inputs as the call left them, where it changed some."""
 
 
 class Side:
@@ -214,6 +216,7 @@ class Side:
         """Latency of the latest timed call by the worker's clock, microseconds; to be believed of a reference only."""
         self._idle_us = 0.0
         """Processor time between the latest call and the next request, microseconds."""
+        self._slot = 0
         self.placed: dict[int, list[_Placed]] = {}
         """What was written where, by slot."""
         self.is_read, self.is_read_in_place = True, False
@@ -321,7 +324,7 @@ class Side:
             if span > view.numel():  # between its elements lies what no output may come from; 0 is an index everywhere
                 view.as_strided((span,), (1,)).fill_(math.nan if is_inexact(view) else 0)
             view.copy_(tensor)
-        self.placed[slot] = pairs
+        self.placed[slot], self._slot = pairs, slot
 
     def timed_call(
         self, inputs: list[Any], slot: int, flush: Callable[[], float], *, seed: int | None, hold: bool = False, repeats: int
@@ -352,7 +355,9 @@ class Side:
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)
         self._called, self._latest, self._idle_us = True, (layout, seed), 0.0
         described = self._parsed(Described, answer)
-        found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, self._intact())
+        intact = self._intact()
+        written = [] if intact or self._shapes.is_large else [view.clone() for view, _ in self.placed[self._slot]]
+        found = CallOutput(self._read_outputs(self._shapes.outputs), described, clocks, intact, written)
         if hold:
             self._hold()
         if self._shapes.is_large:
