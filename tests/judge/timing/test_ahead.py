@@ -14,6 +14,7 @@ from kernelwright.judge import Settings
 from kernelwright.judge import judge as judging
 from kernelwright.judge.check.findings import CheckFindings, Demands, RejectionError
 from kernelwright.judge.isolation.process import WorkerError
+from kernelwright.judge.isolation.side import LARGE_BYTES
 from kernelwright.judge.timing import pairs
 from kernelwright.judge.timing.pairs import SidesAhead
 from kernelwright.judge.timing.triple import SIDES
@@ -27,7 +28,9 @@ class FakeTrial:
     gate: Any = "own"
     findings: CheckFindings = field(default_factory=lambda: CheckFindings(Demands()))
     facts: Any = field(
-        default_factory=lambda: SimpleNamespace(device=torch.device("cpu"), shapes=SimpleNamespace(is_large=False))
+        default_factory=lambda: SimpleNamespace(
+            device=torch.device("cpu"), shapes=SimpleNamespace(is_large=False, state_bytes=4)
+        )
     )
 
 
@@ -109,15 +112,15 @@ def test_what_has_begun_is_ended_where_the_rest_does_not_start(starts):
 
 
 def test_a_large_task_and_a_processor_start_and_end_all_in_turn(starts):
-    large = FakeTrial()
-    large.facts.shapes.is_large = True
-    for ahead in (SidesAhead(large, is_on=True), SidesAhead(FakeTrial(), is_on=False)):
+    large, heavy = FakeTrial(), FakeTrial()
+    large.facts.shapes.is_large, heavy.facts.shapes.state_bytes = True, LARGE_BYTES + 1
+    for ahead in (SidesAhead(large, is_on=True), SidesAhead(heavy, is_on=True), SidesAhead(FakeTrial(), is_on=False)):
         ahead.begin()
         assert ahead.take(FakeTrial(), SIDES[:1])
         ahead.end(side := FakeSide("own"))
         assert (side.closed, side.gate) == (1, "own")
         ahead.close()
-    assert starts.names == [[SIDES[0]], [SIDES[0]]]
+    assert starts.names == [[SIDES[0]]] * 3
 
 
 def test_a_candidate_that_still_starts_when_all_is_over_is_not_waited_for(judge, monkeypatch):

@@ -272,7 +272,8 @@ class Worker:
 
     def serve(self, gate: DeviceGate) -> None:
         """Belong to the evaluation of another gate from now on."""
-        self.spec.gate.workers.remove(self)
+        before = self.spec.gate.workers
+        before[:] = [worker for worker in before if worker is not self]  # it has left already where it has ended
         self.spec = replace(self.spec, gate=gate)
         gate.workers.append(self)
 

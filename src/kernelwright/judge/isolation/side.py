@@ -445,8 +445,7 @@ class Side:
     def serve(self, gate: DeviceGate) -> None:
         """Belong to the evaluation of another gate from now on."""
         self._spec = replace(self._spec, gate=gate)
-        if not self.worker.ended:
-            self.worker.serve(gate)
+        self.worker.serve(gate)
 
     def close(self) -> None:
         """Give the worker back."""

@@ -28,7 +28,7 @@ from kernelwright.judge.check.findings import RejectionError
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import WorkerError, on_core
-from kernelwright.judge.isolation.side import Side
+from kernelwright.judge.isolation.side import LARGE_BYTES, Side
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.clocks import CacheFlush, TripleClocks
@@ -294,7 +294,8 @@ class SidesAhead:
 
     def __init__(self, trial: Trial, *, is_on: bool) -> None:
         self._trial = trial
-        self._is_on = is_on and not trial.facts.shapes.is_large
+        shapes = trial.facts.shapes
+        self._is_on = is_on and not shapes.is_large and shapes.state_bytes <= LARGE_BYTES  # there is memory for two triples
         self._threads = ThreadPoolExecutor(_ENDING_MAX + 1)
         self._started: Future[dict[str, Side]] | None = None
         if self._is_on:
