@@ -540,6 +540,13 @@ def test_without_the_outer_clock_a_slow_inner_one_wins(timed: Judge, monkeypatch
 
 
 @pytest.mark.exhaustive
+def test_without_the_clocks_of_other_inputs_a_slow_path_goes_unnoticed(timed: Judge, monkeypatch: Patch) -> None:
+    assert Label.SLOW_ON_SOME_INPUTS in evaluate(timed, "i05_slow_elsewhere").labels
+    skip(ProcessTriple, "_slowness", answer=0.0)(monkeypatch)
+    assert Label.SLOW_ON_SOME_INPUTS not in evaluate(timed, "i05_slow_elsewhere").labels
+
+
+@pytest.mark.exhaustive
 def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Judge, monkeypatch: Patch) -> None:
     # More calls than the checks make, fewer than a timed process does.
     timed.settings = timed.settings.model_copy(update={"blocks": 30})

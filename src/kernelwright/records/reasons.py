@@ -227,4 +227,5 @@ class Label(DescribedCode):
     RELIES_ON_ONE_HOT = "relies-on-one-hot", "wrong on rows with two elements; the task's have one"
     RELIES_ON_ZEROS = "relies-on-zeros", "wrong without zeros that are always in the same places"
     RELIES_ON_LEAST_INTEGER = "relies-on-least-integer", "wrong on integers below the least that the task draws"
+    SLOW_ON_SOME_INPUTS = "slow-on-some-inputs", "much slower on other inputs than on the task's own, beside the reference"
     NOT_RETIMED = "not-retimed", "checked but not timed, by request"

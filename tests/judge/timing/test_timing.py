@@ -264,7 +264,7 @@ class OddSide:
 def odd_run(**errors):
     """The trial draws ones, or what the input set makes of them, and allows all sets but `strict` any error."""
     trial = FakeTrial()
-    trial.draw = lambda chosen=None: chosen.apply([torch.ones(4)], None) if chosen else [torch.ones(4)]
+    trial.draw = lambda chosen=None: chosen.apply([torch.ones(4)], torch.Generator()) if chosen else [torch.ones(4)]
     trial.call_seed = lambda: None
     sides = {name: OddSide(errors.get(name, 0.0)) for name in SIDES}
     return ProcessTriple(trial, trial.check, sides, lambda: 0.0), trial, sides
@@ -283,6 +283,42 @@ def test_odd_inputs_are_judged_by_their_own_tolerance_on_every_side():
     with pytest.raises(RejectionError, match="`strict`") as caught:
         run.odd_inputs([odd_set(trial, "strict")])
     assert caught.value.reason is Reason.TIMED_OUTPUT_WRONG
+
+
+@pytest.mark.parametrize(
+    ("candidate_us", "usual_us", "slow"),
+    [(5000.0, 1000.0, True), (3000.0, 1000.0, False), (2000.0, 100.0, True), (900.0, 100.0, False), (9000.0, 4000.0, False)],
+)
+def test_a_candidate_that_is_slow_on_some_inputs_is_labelled(candidate_us, usual_us, slow):
+    run, trial, sides = odd_run()
+    trial.findings = CheckFindings(Demands())
+    odd = odd_set(trial, "odd")
+    sides["candidate"].outer_us = candidate_us
+    run.odd_inputs([odd])
+    assert not trial.findings.labels, "there is nothing to compare it with yet"
+    for name in SIDES:
+        fill(run, name, inner_us=usual_us if name == "candidate" else 1000.0)
+    run.odd_inputs([odd])
+    assert (Label.SLOW_ON_SOME_INPUTS in trial.findings.labels) is slow
+    assert len({len(side.asked) for side in sides.values()}) == 1, "a state that calls move is the same in all"
+
+
+def test_a_call_that_load_has_disturbed_is_made_again():
+    run, trial, sides = odd_run()
+    for name in SIDES:
+        fill(run, name)
+    sides["candidate"].outer_us = 9000.0
+    call = sides["candidate"].call
+
+    def faster(layout, **how):
+        answer = call(layout, **how)
+        sides["candidate"].outer_us = 1000.0
+        return answer
+
+    sides["candidate"].call = faster
+    run.odd_inputs([odd_set(trial, "odd")])
+    assert not trial.findings.labels
+    assert len(sides["candidate"].asked) == 2
 
 
 def test_a_candidate_may_take_for_odd_inputs_what_the_reference_took():

@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
@@ -47,6 +47,8 @@ _SERIES_US = 2000.0
 _WARMED, _BRIEF_US, _REPEATS_MAX = ("cuda",), 2000.0, 3
 """Kinds of device, latencies and calls for which the host is warmed up: its part of longer calls is too small to matter,
 and after three calls it launches kernels as fast as in a loop, after one not quite (`docs/log.md`)."""
+_SLOW, _SLOW_TRIES = 4.0, 6
+"""Relative latency on an input set that is labelled, and calls that must all have it: load may disturb some. Our choice."""
 WATCHED_ROUNDS = 2
 """On a processor, workers run freely for so many rounds, to see what they do between calls, before they are kept still."""
 
@@ -119,10 +121,7 @@ class ProcessTriple:
             answers, inputs = dict[str, CallOutput](), list[Any]()  # before the draw: the earlier ones may be large
             inputs, seed, slot = self._trial.facts.draw(chosen), self._trial.facts.call_seed(), random.randrange(SLOTS)
             try:
-                # The second reference too: caches must be as warm for all.
-                for name in SIDES:
-                    side, other_us = self.sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
-                    answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
+                answers = self._asked(inputs, seed, slot)
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
@@ -135,6 +134,33 @@ class ProcessTriple:
                 continue
             allowed = self._check.tolerances[chosen]
             self.expect_near(answers["candidate"], answers["reference"], f"the output on `{chosen.name}`", allowed, inputs)
+            for _ in range(_SLOW_TRIES):
+                if (slowness := self._slowness(answers)) < _SLOW:
+                    break
+                answers = self._asked(inputs, seed, slot)
+            else:
+                detail = (
+                    f"on `{chosen.name}` it takes {slowness:.0f} times as long as in timed calls, by the reference's calls"
+                )
+                self._trial.findings.remark(Label.SLOW_ON_SOME_INPUTS, detail)
+
+    def _asked(self, inputs: list[Any], seed: int | None, slot: int) -> dict[str, CallOutput]:
+        """A call of each side. The second reference too: caches must be as warm for all."""
+        answers = dict[str, CallOutput]()
+        for name in SIDES:
+            side, other_us = self.sides[name], max((one.clocks.outer_us for one in answers.values()), default=0.0)
+            answers[name] = side.call(side.place(inputs, slot=slot), seed=seed, other_us=other_us)
+        return answers
+
+    def _slowness(self, answers: Mapping[str, CallOutput]) -> float:
+        """Latency of the candidate's call over the reference's, relative to timed calls; 0 before these, and where it is the
+        faster one."""
+        mine_us, *others_us = (answers[name].clocks.inner_us for name in ("candidate", "reference", "null"))
+        timed = [self.samples[name].clocks for name in ("reference", "candidate")]
+        if not timed[0] or mine_us < max(others_us):
+            return 0.0
+        usual_us, own_us = (median(clock.inner_us for clock in clocks) for clocks in timed)
+        return mine_us / max(others_us) * usual_us / own_us
 
     def bring_in_step(self, checked: Iterable[Side]) -> None:
         """Set buffers back in processes that the check has used: it did not call both sides equally often."""
