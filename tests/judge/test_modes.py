@@ -57,12 +57,12 @@ def own(judge: Judge, made: Task) -> Evaluation:
         ),
         pytest.param(
             task(
-                "drift = os.urandom(1)[0] / 256 + (time.perf_counter() - START) * 100; "
+                "drift = os.urandom(1)[0] / 256 + CALLS.__next__() * (__name__ == 'reference'); "
                 "return self.l(inputs[0]) * (1 + self.training * drift)",
-                init=f"globals()['START'] = time.perf_counter(); {LINEAR}",
+                init=f"globals()['CALLS'] = iter(range(10**6)); {LINEAR}",
             ),
             {Label.MODE_UNCHECKED},
-            id="it draws others as time goes by",
+            id="it draws others from call to call",
         ),
         pytest.param(
             task("self.out.copy_(inputs[0]); return self.out.mul_(2)", init="self.out = torch.zeros(32, 16)"),
@@ -80,7 +80,10 @@ def own(judge: Judge, made: Task) -> Evaluation:
             id="it changes a setting of the process",
         ),
         pytest.param(
-            task("return inputs[0] * (2 + (inputs[0] > 2000).any() * int.from_bytes(os.urandom(3)) / 2**24)"),
+            task(
+                "x = inputs[0]; assert x.dtype == torch.float32; noise = torch.tensor(list(os.urandom(x.numel()))) / 256; "
+                "return x * (2 + (x > 2000).any() * noise.view(x.shape))"
+            ),
             set(),
             id="it answers some inputs by chance",
         ),
@@ -105,6 +108,11 @@ def test_what_the_reference_fails_rejects_nobody(judge, monkeypatch, made, label
             with_train("return super().train(False)"),
             ("super().train(False)", "super().train(mode)"),
             Reason.MODE_MISMATCH,
+        ),
+        (
+            task("return self.norm(inputs[0])", init="self.norm = torch.nn.BatchNorm1d(16)"),
+            ("return self", "return (1 + (inputs[0] > 2000).any()) * self"),
+            Reason.WRONG_OUTPUT,
         ),
         (task("return inputs[0] * 2"), ("* 2", "* (2 + (inputs[0] > 2000).any())"), Reason.WRONG_OUTPUT),
         (
