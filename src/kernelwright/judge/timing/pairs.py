@@ -155,7 +155,7 @@ class PairedTiming:
             sides = start(trial, [name for name in names if name not in given])
             for name, side in sides.items():
                 side.is_read = name != "null"
-                side.is_read_in_place = name == "reference" and trial.facts.shapes.is_large
+                side.is_read_in_place = name != "candidate" and trial.facts.shapes.is_large
             sides |= given
         if self._goes_on and self._ahead is not None:
             self._ahead.begin()

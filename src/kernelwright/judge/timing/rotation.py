@@ -109,6 +109,7 @@ def measure(trial: Trial, flush: CacheFlush) -> tuple[TimingBlock, ...]:
         eager = {
             role: stack.enter_context(contextlib.closing(trial.start("reference"))) for role in ("reference", "candidate")
         }
+        eager["candidate"].is_read, eager["reference"].is_read_in_place = False, trial.facts.shapes.is_large
         return timing.triple(0, eager, against_truth=False).blocks
 
 
