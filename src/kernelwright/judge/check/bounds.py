@@ -23,7 +23,6 @@ from kernelwright.judge.check.compare import (
     farthest,
     lower_precisions,
     of_outputs,
-    reordered,
     unit_of,
     unit_of_sums,
 )
@@ -180,20 +179,19 @@ class Bounds:
         precision on some set."""
         dtypes, share = self._trial.facts.output_dtypes, self._trial.settings.lower_precision_share
         unit = min(unit_of_sums(dtype) for dtype in dtypes)
-        sums = OtherSums(unit)
         try:
             # Tiles leave single elements beside large ones far off, and few of them.
             tiled = self._effect(question, mode=OtherSums(unit, tiles=True)).without("rms")
-            moved = farthest([self._effect(question, mode=sums), tiled])
+            moved = farthest([self._effect(question, mode=OtherSums(unit)), tiled])
         except OutOfDomainError:
             moved = Distance(0.0, 0.0)
-        found = [farthest([reordered(sums.longest, dtype), moved.of(index)]) for index, dtype in enumerate(dtypes)]
         lower = question.tolerance.lower or Distance(0.0, 0.0)  # of these very inputs, whose terms may cancel
         most = [
             share * max(self.told[index][1], lower.of(index).rms) if index in self.told else math.inf
             for index in range(len(dtypes))
         ]
-        return of_outputs([replace(one, rms=min(one.rms, limit)) for one, limit in zip(found, most, strict=True)])
+        found = [replace(moved.of(index), rms=min(moved.of(index).rms, limit)) for index, limit in enumerate(most)]
+        return of_outputs([replace(one, worst=max(one.worst, 4 * one.rms)) for one in found])
 
     def _effect(self, question: Question, **how: Any) -> Distance:
         """Distance from the truth that fewer bits, noise or other sums leave; see `Oracle.truth`."""

@@ -20,10 +20,6 @@ from kernelwright.tasks.input_sets import by_parts, parts
 TF32_MANTISSA_BITS = 10
 _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "float16": (3,), "bfloat16": (3,)}
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
-REORDERED_ERRORS = 1.0
-"""Error allowed to a sum of n terms in any order, in units of u * sqrt(n) of the terms' sizes, for unit roundoff u. The form
-is that of Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis (2019), theorem 2.4. Random
-terms of one sign that are added one after the other make about a quarter, equal ones more; the factor is our choice."""
 LEGAL_ERRORS = 4.0
 """Distance allowed between two results, in errors of legal rounding: each has one, and twice the other's. Our choice."""
 
@@ -188,14 +184,6 @@ def calibrate(reference: Distance, lower: Iterable[Distance], dtype: torch.dtype
             allowed = Distance(min(max(rms, between.rms), limit), max(worst, between.worst))
             return Tolerance(allowed, reference, candidate, calibrated=True, passed_over=passed_over)
     return Tolerance(Distance(rms, worst), reference, None, calibrated=False)
-
-
-def reordered(terms: int, dtype: torch.dtype) -> Distance:
-    """Error that sums of so many terms may have in any order, by `REORDERED_ERRORS`; 16-bit terms are summed in float32."""
-    if not dtype.is_floating_point:
-        return Distance(0.0, 0.0)
-    rms = REORDERED_ERRORS * unit_of_sums(dtype) * math.sqrt(terms)
-    return Distance(rms, 4 * rms)
 
 
 def unit_of_sums(dtype: torch.dtype) -> float:
