@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge import judge as judge_module
-from kernelwright.judge.check import bounds, check, compare, facts, findings, oracle, weights
+from kernelwright.judge.check import bounds, check, compare, facts, findings, oracle, usage, weights
 from kernelwright.judge.check.compare import Distance, Tolerance
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import CheckFindings
@@ -165,6 +165,24 @@ def replaced_functions_unseen(patch: Patch) -> None:
     patch.setattr(stage.Side, "inspect", lambda self: original(self).model_copy(update={"patched": ()}))
 
 
+def marked_inputs_unseen(patch: Patch) -> None:
+    original = stage.Side.call
+
+    def call(self: stage.Side, layout: int, **how: Any) -> stage.CallOutput:
+        found = original(self, layout, **how)
+        return replace(found, described=found.described.model_copy(update={"inputs_kept": True, "outputs": plain(found)}))
+
+    def plain(found: stage.CallOutput) -> tuple[stage.Output, ...]:
+        return tuple(one.model_copy(update={"traits": ()}) for one in found.described.outputs)
+
+    patch.setattr(stage.Side, "call", call)
+
+
+def outputs_left_alone(patch: Patch) -> None:
+    original = stage.Side.call
+    patch.setattr(stage.Side, "call", lambda self, layout, **how: original(self, layout, **{**how, "again": False}))
+
+
 def global_state_unseen(patch: Patch) -> None:
     patch.setattr(findings, "forbidden_changes", lambda changes: [])
 
@@ -287,6 +305,9 @@ MUTATIONS = [
     Mutation("process-wide settings: finders of modules", "h15_finder_of_modules", global_state_unseen),
     Mutation("what calls leave behind", "h15_threads_left_waiting", skip(check, "leak_findings", answer=())),
     Mutation("random generators of Python and NumPy", "h15_seeds_in_each_call", skip(check, "leak_findings", answer=())),
+    Mutation("inputs that are the caller's, shape and properties", "i04_marked_input", marked_inputs_unseen),
+    Mutation("the same tensors, outputs written to", "c01_kept_with_its_input", outputs_left_alone),
+    Mutation("arguments that the task leaves out", "w02_ignored_argument", skip(usage, "_check_options")),
     Mutation("functions of every module", "h15_optimiser_patched", replaced_functions_unseen),
     Mutation("what library functions do", "replaced_function_bodies", replaced_functions_unseen),
     Mutation("... and those of all layers", "another_layers_forward", replaced_functions_unseen),
@@ -358,6 +379,23 @@ def test_without_reading_the_flags_a_lowered_precision_goes_unnoticed(judge: Jud
     monkeypatch.setattr(findings, "_LABELLED", ("environment", "warnings"))
     skip(findings, "forbidden_changes", answer=[])(monkeypatch)
     assert Label.GLOBAL_FLAGS not in evaluate(judge, "h15_precision_of_others").labels
+
+
+@pytest.mark.parametrize(
+    ("hack", "label", "defence"),
+    [
+        ("c06_copy_of_another", Label.SHARED_COPIES, "_check_copy"),
+        ("w02_detached", Label.GRADIENTS_DIFFER, "_check_training"),
+        ("p01_deaf_to_autocast", Label.IGNORES_AUTOCAST, "_check_training"),
+    ],
+)
+@pytest.mark.exhaustive
+def test_without_a_use_of_it_what_it_ignores_goes_unnoticed(
+    judge: Judge, monkeypatch: Patch, hack: str, label: Label, defence: str
+) -> None:
+    assert label in evaluate(judge, hack).labels
+    skip(usage, defence)(monkeypatch)
+    assert label not in evaluate(judge, hack).labels
 
 
 @pytest.mark.exhaustive

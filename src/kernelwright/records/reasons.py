@@ -206,6 +206,10 @@ class Label(DescribedCode):
     CUSTOM_KERNEL = "custom-kernel", "has CUDA, Triton or C++ source of its own"
     CUDA_GRAPH = "cuda-graph", "replays a CUDA graph"
     ALIASED_OUTPUT = "aliased-output", "a later call overwrites the output of an earlier one"
+    SIGNATURE_DIFFERS = "signature-differs", "forward takes fewer arguments than the reference's"
+    SHARED_COPIES = "shared-copies", "a deep copy and the original do not compute each with its own weights"
+    GRADIENTS_DIFFER = "gradients-differ", "gradients of parameters or inputs are lost, or are others than the reference's"
+    IGNORES_AUTOCAST = "ignores-autocast", "under autocast its outputs have another type than the reference's"
     GLOBAL_FLAGS = "global-flags", "sets process-wide flags of speed or precision, environment variables, filters or seeds"
     STATE_DIFFERS = (
         "state-differs",

@@ -110,6 +110,7 @@ def bench(tmp_path):
 
 def test_building_answers_with_the_interface(bench):
     assert bench.build(3, 0.5) == {
+        "signature": [("x", 1), ("mode", 1)],
         "training": True,
         "state": [
             ["count", "float32", [1]],

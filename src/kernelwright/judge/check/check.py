@@ -23,6 +23,7 @@ from kernelwright.judge.check.examiner import Examiner, PosedQuestion
 from kernelwright.judge.check.facts import secret_seed, some_of
 from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings, leak_findings
 from kernelwright.judge.check.oracle import OutOfDomainError, Outputs, State
+from kernelwright.judge.check.usage import check_usage
 from kernelwright.judge.check.weights import (
     check_buffers,
     check_default_buffers,
@@ -101,6 +102,7 @@ def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: 
     if trial.settings.thorough:
         check_growth(examiner)
         check_layouts(examiner)
+        check_usage(examiner)
     return CheckResult(
         bounds=examiner.bounds,
         tolerances={inputs: allowed for inputs, allowed in examiner.tolerances.items() if inputs.timed},
@@ -190,7 +192,8 @@ def check_late(examiner: Examiner) -> None:
 
 
 def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:
-    """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide."""
+    """The first inputs again, elsewhere in memory: neither a cache by pointer nor chance may decide. Then the same tensors
+    once more, after their caller has written into what was returned for them."""
     if examiner.trial.facts.has_buffers:
         return  # outputs may depend on buffers that earlier calls moved; `check_reloading` covers this case
     first = replace(first, question=examiner.bounds.whole(first.question))
@@ -200,8 +203,15 @@ def check_repeat(examiner: Examiner, first: PosedQuestion) -> None:
             question = first.question
             question = examiner.bounds.around(question.inputs(), question.state, question.training, None, now.outputs)
             first = replace(first, question=question, reference=now)
-        answer = examiner.call(examiner.candidate, first.question.inputs(), slot=1, seed=first.seed)
+        layout = examiner.candidate.place(first.question.inputs(), slot=1)
+        answer = examiner.candidate.call(layout, seed=first.seed)
     examiner.judge(first, answer, Reason.NONDETERMINISTIC)
+    shared = any(output.aliases for call in (first.reference, answer) for output in call.described.outputs)
+    if not (shared or examiner.trial.facts.stateful):
+        with examiner.trial.gate(shared=True):
+            examiner.candidate.place(first.question.inputs(), slot=1)
+            answer = examiner.candidate.call(layout, seed=first.seed, again=True)
+        examiner.judge(first, answer, Reason.STALE_OUTPUT)
 
 
 def check_similar_inputs(examiner: Examiner, first: PosedQuestion) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import secrets
 from collections.abc import Callable, Set
@@ -19,10 +20,14 @@ from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
+from kernelwright.judge.worker.inspection import signature_of
 from kernelwright.judge.worker.structure import StructureError, flatten
-from kernelwright.tasks import InputSet, LiveTask, unfit
+from kernelwright.tasks import InputSet, LiveTask, is_inexact, unfit
 from kernelwright.tasks.carried import carried
 from kernelwright.tasks.invariants import TensorForm
+
+_CHANGED = Distance(1e-3, math.inf, 1e-3)
+"""Distance of outputs beyond which they are different ones. Our choice."""
 
 
 def secret_seed() -> int:
@@ -55,6 +60,10 @@ class TaskFacts:
     shapes: TaskShapes
     output_dtypes: tuple[torch.dtype, ...]
     """Dtypes of the outputs; for complex outputs, those of their parts."""
+    signature: tuple[tuple[str, int], ...]
+    """Names and kinds of the arguments that the reference's `forward` takes."""
+    options: dict[str, list[Any]]
+    """Arguments that the task leaves out and that change the reference's outputs: the values of all after its own."""
     weights: State
     """Random state that both modules load."""
     stochastic: bool
@@ -173,8 +182,6 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         raise TaskError(f"Wanted numbers, strings and lists from get_init_inputs of {live.task.id}; found tensors.")
     generator = torch.Generator(device=device).manual_seed(secret_seed())
     weights = oracle.random_state(generator)
-    shapes = TaskShapes.measure(example_tensors, outputs, oracle.initial_state)
-    redraws = shapes.is_large and _alike(example, live.inputs(seed, device))
     stochastic = _differs(live, oracle, example, weights, seeds=(1, 2), training=oracle.training)
 
     def answer(same: bool) -> Outputs:
@@ -187,6 +194,10 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
     stateful = bool(held) or (
         stochastic and _differs(live, oracle, example, weights, seeds=(1, 1), training=oracle.training)
     )
+    options = {} if stateful else _options(oracle, example, outputs)
+    others = max(map(tensors_of, options.values()), key=len, default=[])
+    shapes = TaskShapes.measure([*example_tensors, *others], outputs, oracle.initial_state)
+    redraws = shapes.is_large and _alike(example, live.inputs(seed, device))
     return TaskFacts(
         live=live,
         device=device,
@@ -195,6 +206,8 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         arguments=arguments,
         shapes=shapes,
         output_dtypes=tuple(output.dtype.to_real() if output.is_complex() else output.dtype for output in outputs),
+        signature=tuple(signature_of(oracle.model) or ()),
+        options=options,
         weights=weights,
         stochastic=stochastic or stateful,
         stateful=stateful,
@@ -203,6 +216,37 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
         generator=generator,
         forms=tuple(map(TensorForm.of, example_tensors, tensors_of(live.inputs(secret_seed(), device)))),
     )
+
+
+_OPTIONS_MAX = 4
+"""Arguments of `forward` that are given beside the task's own, one at a time. Our choice."""
+
+
+def _options(oracle: Oracle, example: list[Any], outputs: Outputs) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    defaults: list[Any] = []
+    for one in [*inspect.signature(oracle.model.forward).parameters.values()][len(example) :]:
+        if one.kind > one.POSITIONAL_OR_KEYWORD or one.default is one.empty or len(found) == _OPTIONS_MAX:
+            break
+        for value in _other_values(one.default, tensors_of(example)):
+            with contextlib.suppress(TaskError, StructureError):  # some other kind of value is wanted
+                flatten([*defaults, value])
+                other = oracle.own_outputs([*example, *defaults, value])
+                same_form = [(x.shape, x.dtype) for x in other] == [(x.shape, x.dtype) for x in outputs]
+                if same_form and not apart(other, outputs).within(_CHANGED):
+                    found[one.name] = [*defaults, value]
+                    break
+        defaults.append(one.default)
+    return found
+
+
+def _other_values(default: Any, tensors: list[torch.Tensor]) -> list[Any]:
+    """Values to try in place of a default."""
+    if isinstance(default, bool):
+        return [not default]
+    if isinstance(default, int | float):
+        return [default + (1 if isinstance(default, int) else 0.5)]
+    return [*(tensor for tensor in tensors[:1] if is_inexact(tensor)), 0.5] if default is None else []
 
 
 def _alike(first: list[Any], second: list[Any]) -> bool:
@@ -218,4 +262,4 @@ def _differs(live: LiveTask, oracle: Oracle, same: list[Any], state: State, seed
         second = oracle.own_precision(same, state, training=training, seed=seeds[1])
     except OutOfDomainError:
         return False
-    return not apart(first, second).within(Distance(1e-3, math.inf, 1e-3))
+    return not apart(first, second).within(_CHANGED)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 import torch
@@ -228,7 +229,23 @@ def interface_findings(built: BuiltModule, facts: TaskFacts) -> list[CheckFindin
         parts = {"missing": missing, "unexpected": extra, "other shape or dtype": other}
         detail = "state_dict: " + "; ".join(f"{what} {listed(map(repr, names))}" for what, names in parts.items())
         findings.append(CheckFinding.remark(Label.STATE_DIFFERS, detail))
+    if built.signature is not None and (refused := _refused(built.signature, facts.signature)):
+        detail = f"its forward does not take {listed(refused)}"
+        findings.append(CheckFinding.remark(Label.SIGNATURE_DIFFERS, detail))
     return findings
+
+
+def _refused(found: Sequence[tuple[str, int]], wanted: Sequence[tuple[str, int]]) -> list[str]:
+    """Arguments of the reference that can be given to a candidate neither by name nor by place."""
+    kinds, names = [kind for _, kind in found], [name for name, _ in found]
+    place = len(found) if Parameter.VAR_POSITIONAL in kinds else sum(kind < Parameter.VAR_POSITIONAL for kind in kinds)
+    named = Parameter.VAR_KEYWORD in kinds
+    return [
+        name
+        for index, (name, kind) in enumerate(wanted)
+        if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+        and not (named or name in names or index < place)
+    ]
 
 
 def call_findings(
@@ -242,6 +259,9 @@ def call_findings(
             yield CheckFinding.lacking(Reason.INPUT_MUTATED, detail)
     elif not found.inputs_intact and wanted.inputs_intact:
         yield CheckFinding.wrong(Reason.INPUT_MUTATED, "the call changed its inputs")
+    if wanted.described.inputs_kept and not found.described.inputs_kept:
+        detail = "the call changed its inputs' shape or properties, such as requires_grad"
+        yield CheckFinding.wrong(Reason.INPUT_MUTATED, detail)
 
 
 def form_findings(

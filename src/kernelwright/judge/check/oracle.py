@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
-from kernelwright.judge.worker.inspection import FREE_OPERATORS
+from kernelwright.judge.worker.inspection import FREE_OPERATORS, used
 from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators, unfit
 from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, computable, size_of
@@ -177,6 +177,12 @@ class Oracle:
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed_generators(seed)
             return self._run(self.model, self._prepared(inputs, state, training))
+
+    def used(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> dict[str, Any]:
+        """Answers of the reference to a training step and to a call under autocast; see `inspection.used`."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            seed_generators(seed)
+            return used(self.model, *flatten(self._prepared(inputs, state, training)), seed)
 
     def _prepared(self, inputs: list[Any], state: State, training: bool) -> list[Any]:
         """Copies of the inputs, for the reference with this state in this mode."""

@@ -49,6 +49,8 @@ class Described(_WorkerReply):
     skeleton: Any
     strange: tuple[str, ...]
     outputs: tuple[Output, ...]
+    inputs_kept: bool = True
+    """Whether the caller's tensors have the same shapes, memory and properties as before."""
 
 
 class Series(_WorkerReply):
@@ -62,6 +64,8 @@ class BuiltModule(_WorkerReply):
 
     missing: str | None = None
     training: bool = True
+    signature: tuple[tuple[str, int], ...] | None = None
+    """Names and kinds of the arguments that `forward` takes; None where Python cannot tell."""
     state: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
 
@@ -84,6 +88,13 @@ class Held(_WorkerReply):
 
     held: dict[str, int]
     moved: bool
+
+
+class Use(_WorkerReply):
+    """Answers to a program that trains a module and runs it under autocast, as `inspection.used` describes them."""
+
+    gradients: dict[str, tuple[float, float] | None] | None
+    autocast: tuple[str, ...] | None
 
 
 class Operators(_WorkerReply):
@@ -271,6 +282,18 @@ class Side:
         """Process-wide settings before and after, and the module's interface."""
         return self._asked(Inspection, "inspect", self._settings.run_limit_s)
 
+    def copy(self) -> None:
+        """Put a deep copy into the module's place, or the module back; raises WorkerError where it cannot be copied."""
+        self._ask("copy", self._settings.run_limit_s)
+
+    def run_eagerly(self, eager: bool) -> None:
+        """Let what torch.compile has compiled run as it is written, so that nothing is compiled for one call."""
+        self._ask("eager", self._settings.run_limit_s, eager=eager)
+
+    def use(self, inputs: list[Any], seed: int) -> Use:
+        """Answers to a training step and to a call under autocast."""
+        return self._asked(Use, "use", self._settings.build_limit_s, layout=self.place(inputs, slot=0), seed=seed)
+
     def held(self) -> Held:
         """What the process holds now; random generators begin elsewhere after it."""
         return self._asked(Held, "held", self._settings.run_limit_s, seed=secrets.randbits(32))
@@ -344,12 +367,16 @@ class Side:
         self.latency_us = answer.clocks.inner_us
         return answer
 
-    def call(self, layout: int, *, seed: int | None = None, hold: bool = False, other_us: float = 0.0) -> CallOutput:
+    def call(
+        self, layout: int, *, seed: int | None = None, hold: bool = False, other_us: float = 0.0, again: bool = False
+    ) -> CallOutput:
         """One call on inputs placed last; everything the parent prepared is on the device before the clock starts.
 
-        With `hold` the worker keeps the outputs for `recopy`. `other_us` is what the reference took for these inputs.
+        With `hold` the worker keeps the outputs for `recopy`. `other_us` is what the reference took for these inputs. With
+        `again` the inputs are the latest call's, into whose outputs the worker has written.
         """
-        answer, clocks = self._exchange("call", self.limit_s(other_us=other_us), layout=layout, seed=seed)
+        limit_s = self.limit_s(other_us=other_us)
+        answer, clocks = self._exchange("call", limit_s, layout=layout, seed=seed, again=again)
         if self._called:
             self.calls_us.append(clocks.outer_us)
         clocks = replace(clocks, idle_us=clocks.idle_us + self._idle_us)

@@ -8,9 +8,11 @@ at import, before candidate code exists, which defeats patching by name and cost
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import importlib
 import importlib.util
+import operator
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -30,11 +32,14 @@ from kernelwright.judge.worker.inspection import (
     held,
     library,
     operators_of,
+    signature_of,
+    used,
 )
 from kernelwright.judge.worker.structure import Delivered, OutputMetadata, aliases_of, unflatten, walk
 
 _copy_into = torch.Tensor.copy_
 _detach = torch.Tensor.detach
+_storage = torch.Tensor.untyped_storage
 _count_version = torch.autograd.graph.increment_version
 _attributes = vars(torch.nn.Module)["__dict__"].__get__
 """A module's own attributes, whatever its class shows in their place."""
@@ -75,6 +80,8 @@ class Harness:
         self.seed = _seed_processor if self.device.type == "cpu" else _manual_seed
         self.clock: HostClock | DeviceClock = DeviceClock() if self.device.type == "cuda" else HostClock()
         self.layouts: list[tuple[Any, list[torch.Tensor]]] = []
+        self.marks: list[list[OutputMetadata]] = []
+        """Metadata of the tensors of each layout."""
         self.regions: list[list[torch.Tensor]] = []
         self.held: list[list[torch.Tensor]] = []
         self.held_metadata: list[OutputMetadata] = []
@@ -93,6 +100,8 @@ class Harness:
         """State of the random generators of Python and NumPy, and seeds of PyTorch's that are the harness's own."""
         self.left_seeds = False
         self.model: torch.nn.Module | None = None
+        self.original: torch.nn.Module | None = None
+        """The module while a copy has its place."""
         self.replaced: list[torch.Tensor] = []
         """Memory of parameters before they were replaced: a module that kept the address is to be stale and not to crash."""
         self.renamed: dict[str, torch.Tensor] = {}
@@ -142,6 +151,7 @@ class Harness:
         state = self.model.state_dict()
         return {
             "training": bool(self.model.training),
+            "signature": signature_of(self.model),
             "state": [[key, str(value.dtype).removeprefix("torch."), list(value.shape)] for key, value in state.items()],
         }
 
@@ -149,6 +159,7 @@ class Harness:
         """Register where inputs will lie; calls name them by position."""
         specs = [TensorSpec.from_json(spec) for spec in message["specs"]]
         self.layouts.append((message["skeleton"], [spec.view(self.memory["inputs"]) for spec in specs]))
+        self.marks.append([OutputMetadata.of(tensor) for tensor in self.layouts[-1][1]])
         return {}
 
     def op_outputs(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -234,10 +245,18 @@ class Harness:
         return drawn != self.drawn or not found <= seeds
 
     def op_call(self, message: dict[str, Any]) -> dict[str, Any]:
-        """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer."""
+        """One call on inputs that lie ready; outputs go into the arena, descriptions of them into the answer.
+
+        With `again` the caller has written into what the latest call returned, and into nothing else.
+        """
+        if again := message.get("again", False):
+            for item in self.latest[0]:
+                _storage(item).fill_(1)  # type: ignore[attr-defined]
         self.clock.ready()
-        delivered, flat = self.call(message["layout"], message["seed"], self.regions[0])
+        delivered, flat = self.call(message["layout"], message["seed"], self.regions[0], again=again)
         described = self._described(delivered, self._owners())
+        now = map(OutputMetadata.of, self.layouts[message["layout"]][1])
+        described["inputs_kept"] = all(map(operator.eq, now, self.marks[message["layout"]]))
         self.latest = flat, delivered.marks
         return {"inner_us": self.clock.elapsed_us(), **described}
 
@@ -265,12 +284,15 @@ class Harness:
         owners = self._owners()  # once for all: the outer clock runs
         return {"inner_us": total_us, "answers": [self._described(one, owners) for one in delivered]}
 
-    def call(self, layout: int, seed: int | None, region: list[torch.Tensor]) -> tuple[Delivered, list[torch.Tensor]]:
+    def call(
+        self, layout: int, seed: int | None, region: list[torch.Tensor], *, again: bool = False
+    ) -> tuple[Delivered, list[torch.Tensor]]:
         """Call the module on a layout of inputs; returns its outputs as delivered to a region, and their tensors."""
         skeleton, tensors = self.layouts[layout]
         self.latest = [], []  # before the clock starts: memory that is free again need not be allocated
         inputs = unflatten(skeleton, list(tensors))
-        _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
+        if not again:
+            _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
         if seed is not None:
             self.seed(seed)
             self.seeded = {seed}
@@ -305,12 +327,39 @@ class Harness:
         self.replaced.clear()
         self.latest = [], []
         sys.modules.pop(self.config["role"], None)
-        for views in (self.layouts, self.regions, self.held, self.held_metadata, self.lingering, self.lingering_metadata):
+        for views in (
+            self.layouts,
+            self.marks,
+            self.regions,
+            self.held,
+            self.held_metadata,
+            self.lingering,
+            self.lingering_metadata,
+        ):
             views.clear()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # what is compiled, and the memory of its graphs
         gc.collect()
         return unchanged
+
+    def op_copy(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Put a deep copy into the module's place, or the module back into that of its copy."""
+        self.model, self.original = (self.original, None) if self.original else (copy.deepcopy(self.model), self.model)
+        return {}
+
+    def op_eager(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Let functions that torch.compile has compiled run as they are written, or compiled again."""
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance("force_eager" if message["eager"] else "default")
+        return {}
+
+    def op_use(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What a training step and a call under autocast find."""
+        assert self.model is not None
+        skeleton, tensors = self.layouts[message["layout"]]
+        answers = used(self.model, skeleton, tensors, message["seed"])
+        self.clock.settle()
+        return answers
 
     def op_trace(self, message: dict[str, Any]) -> dict[str, Any]:
         """Names of PyTorch's operators that one call runs, views and allocations left out."""

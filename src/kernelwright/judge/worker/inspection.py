@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import json
 import math
 import os
@@ -25,6 +26,8 @@ import numpy
 import torch
 from torch.profiler import ExecutionTraceObserver
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernelwright.judge.worker.structure import flatten, unflatten
 
 _FREE = """
     empty empty_like empty_strided new_empty zeros zeros_like zero_ fill_ view _unsafe_view reshape as_strided t
@@ -87,6 +90,64 @@ def operations_of(call: Callable[[], object]) -> int:
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return counter.operations
+
+
+def signature_of(model: torch.nn.Module) -> list[tuple[str, int]] | None:
+    """Names and kinds of the arguments that a module's `forward` takes; None where Python cannot tell."""
+    try:
+        return [(one.name, int(one.kind)) for one in inspect.signature(model.forward).parameters.values()]
+    except (TypeError, ValueError):
+        return None
+
+
+def used(model: torch.nn.Module, skeleton: Any, tensors: Sequence[torch.Tensor], seed: int) -> dict[str, Any]:
+    """Answers of a module to a program that trains it, and to one that runs it under autocast.
+
+    `gradients` has the norm and a random projection of each gradient, or None where there is none; `autocast` the types of
+    outputs. Each is None where the module raises.
+    """
+    found: dict[str, Any] = {}
+    for name, use in (("gradients", _gradients), ("autocast", _autocast_dtypes)):
+        try:
+            found[name] = use(model, skeleton, [tensor.detach().clone() for tensor in tensors], seed)
+        except Exception as error:
+            if "CUDA error" in str(error):
+                raise  # nothing runs in this process any more
+            found[name] = None
+    return found
+
+
+def _gradients(
+    model: torch.nn.Module, skeleton: Any, tensors: list[torch.Tensor], seed: int
+) -> dict[str, tuple[float, float] | None]:
+    """By the names of parameters, and `input 1` and so on, of a random weighting of all outputs."""
+    leaves = {
+        f"input {index}": tensor.requires_grad_() for index, tensor in enumerate(tensors, 1) if tensor.is_floating_point()
+    }
+    leaves |= {name: value for name, value in model.named_parameters(remove_duplicate=False) if value.requires_grad}
+    generators = {device: torch.Generator(device).manual_seed(seed) for device in {one.device for one in leaves.values()}}
+
+    def projected(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        weights = torch.randn(tensor.shape, device=tensor.device, generator=generators.get(tensor.device))
+        return (tensor.float() * weights).sum()
+
+    with torch.enable_grad():
+        outputs = [one for one in flatten(model(*unflatten(skeleton, tensors)))[1] if one.requires_grad]
+        if not outputs:
+            return dict.fromkeys(leaves)
+        total = torch.stack([projected(one) for one in outputs]).sum()
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    return {
+        name: None if one is None else (float(one.float().norm()), float(projected(one)))
+        for name, one in zip(leaves, found, strict=True)
+    }
+
+
+def _autocast_dtypes(model: torch.nn.Module, skeleton: Any, tensors: list[torch.Tensor], seed: int) -> list[str]:
+    device = tensors[0].device.type if tensors else "cpu"
+    with torch.no_grad(), torch.autocast(device, torch.bfloat16):
+        return [str(one.dtype) for one in flatten(model(*unflatten(skeleton, tensors)))[1]]
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -57,7 +57,13 @@ _storage = torch.Tensor.untyped_storage
 _Tensor = torch.Tensor
 _type = type
 
-_TRAITS = ("asking for gradients", "made in inference mode", "negated when it is read", "conjugated when it is read")
+_TRAITS = (
+    "asking for gradients",
+    "made in inference mode",
+    "negated when it is read",
+    "conjugated when it is read",
+    "with attributes of its own, or names",
+)
 """Properties with which a tensor cannot be used like any other."""
 
 
@@ -82,7 +88,9 @@ class OutputMetadata(NamedTuple):
         storage = _storage(tensor) if device.type != "meta" and strided else None
         start = 0 if storage is None else storage.data_ptr()
         stop = start if storage is None else start + storage.nbytes()
-        traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj())
+        # PyTorch 2.13 has no names of dimensions any more. Compilers mark tensors, too.
+        marked = any(not name.startswith("_dynamo") for name in tensor.__dict__) or any(getattr(tensor, "names", ()))
+        traits = (tensor.requires_grad, tensor.is_inference(), tensor.is_neg(), tensor.is_conj(), marked)
         return cls(tensor.dtype, tensor.shape, _stride(tensor) if strided else (), device, start, stop, traits)
 
     def overlaps(self, other: OutputMetadata) -> bool:
