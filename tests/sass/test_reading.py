@@ -86,6 +86,20 @@ def test_what_is_no_cubin_is_refused(junk):
         read_cubin(junk)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda good: b"\x50\xed\x55\xba" + good, "found a fatbinary; take one out"),
+        (lambda good: good + bytes(4096), "found 4096 more bytes behind its last section"),
+        (lambda good: good[:56] + bytes(2) + good[58:], "without program headers; link it"),
+    ],
+    ids=["fatbinary", "trailing bytes", "no program headers"],
+)
+def test_containers_that_are_no_cubin_alone_are_named(change, words):
+    with pytest.raises(CubinError, match=words):
+        read_cubin(change(compiled("softmax", 80)))
+
+
 @pytest.mark.parametrize("new_format", [False, True])
 @pytest.mark.parametrize("architecture", [75, 103, 121])
 def test_an_architecture_that_is_not_supported_is_named_before_it_is_disassembled(architecture, new_format):

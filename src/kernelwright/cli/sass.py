@@ -247,6 +247,13 @@ class PlayCommand:
             emit_json(result)
         else:
             click.echo(f"{out}: {played} moves played, {report.moved} instructions moved, legal")
+            if self.moves and not played:
+                stay, count = (
+                    sum(map(len, parts)) for parts in ([k.fixed for k in kernels], [k.instructions for k in kernels])
+                )
+                click.echo(
+                    f"No move is legal: {stay} of {count} instructions stay; no other may pass its neighbours.", err=True
+                )
 
 
 command.add_command(OptionsCommand("play", PlayCommand))

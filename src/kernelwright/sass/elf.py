@@ -21,6 +21,7 @@ EM_CUDA = 190
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
+_FATBINARY = b"\x50\xed\x55\xba"
 """Format byte of an `.nv.info` entry that carries a 16-bit payload size."""
 
 INSTRUCTION_OFFSET_ATTRIBUTES = {
@@ -95,6 +96,8 @@ def read_cubin(data: bytes) -> CubinImage:
     Raises:
         CubinError: the bytes are no 64-bit CUDA ELF file with 128-bit instructions, or for an unsupported architecture.
     """
+    if data[:4] == _FATBINARY:
+        raise CubinError("wanted a cubin, found a fatbinary; take one out with `cuobjdump --extract-elf all`")
     if len(data) < ELF_HEADER.size or data[:4] != b"\x7fELF":
         raise CubinError(f"wanted a cubin (an ELF file), found {len(data)} bytes without an ELF header")
     header = ELF_HEADER.unpack_from(data)
@@ -105,6 +108,11 @@ def read_cubin(data: bytes) -> CubinImage:
         found = cubin_sections(data)
     except ValueError as error:
         raise CubinError(str(error)) from error
+    tables = [header[5] + header[9] * header[10], header[6] + header[11] * header[12]]
+    if not header[5] or not header[10]:
+        raise CubinError("wanted a linked cubin, found one without program headers; link it, as by nvlink")
+    if rest := len(data) - max(*tables, *(offset + size for _, kind, offset, size, _ in found if kind != NO_BITS)):
+        raise CubinError(f"wanted a cubin alone, found {rest} more bytes behind its last section; cut them off")
     # The architecture moved to another byte of e_flags when the ABI version changed.
     architecture = (flags >> 8) & 0xFF if data[8] >= 8 else flags & 0xFF
     if architecture not in ARCHITECTURES:

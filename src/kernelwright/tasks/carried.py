@@ -34,9 +34,7 @@ def carried(model: nn.Module, answer: Callable[[bool], list[torch.Tensor]]) -> l
 
 def _marks(model: nn.Module) -> dict[str, Any]:
     """What tells whether the buffers and attributes of a module's parts have changed, by name."""
-    marks: dict[str, Any] = {
-        name: buffer.clone() for name, buffer in model.named_buffers() if buffer.layout is torch.strided
-    }
+    marks: dict[str, Any] = {name: _mark(buffer) for name, buffer in model.named_buffers()}
     for path, part in model.named_modules():
         marks |= {
             f"{path}.{name}".lstrip("."): _mark(value) for name, value in vars(part).items() if name not in MODULES_OWN
@@ -44,8 +42,10 @@ def _marks(model: nn.Module) -> dict[str, Any]:
     return marks
 
 
-def _mark(value: Any) -> bytes | int:
+def _mark(value: Any) -> torch.Tensor | bytes | int:
     try:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            return value.detach().clone()
         return id(value) if isinstance(value, nn.Module) else pickle.dumps(value)
     except Exception:  # noqa: BLE001 - any class may refuse in its own way
         return id(value)
