@@ -222,7 +222,9 @@ def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) 
         usual, other = (torch.randn(shape).as_subclass(OnGpu) for shape in ((6, 4), (4, 6)))
         assert model(usual) is usual
         assert model(usual) is usual
+        assert model.last_path == "optimized"
         torch.testing.assert_close(model(other.t()), other.t().exp())
+        assert model.last_path == "reference"
         torch.testing.assert_close(model(other), other.exp())
     assert captured == [(6, 4)]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
 import torch
 
+from kernelwright.judge.check.guard import static_labels
 from kernelwright.records import Task
 from kernelwright.rewrites.emit import reference_source
 from kernelwright.rewrites.tracing import UntraceableError, load, trace
@@ -254,6 +256,12 @@ class Model(torch.nn.Module):
 def get_inputs(): return [torch.randn(3)]
 def get_init_inputs(): return [{given}]
 """
+
+
+def test_what_tells_of_the_reference_is_no_sign_of_a_wrapper() -> None:
+    done = apply_rules(task_text("return a.relu() * 1.0", "torch.randn(4, 6)"), "remove-noops")
+    assert not re.search(r"torch\.compile|CUDAGraph", done.source)
+    assert static_labels(done.source, done.reference, ("remove-noops", "cuda-graph")) == set()
 
 
 @pytest.mark.parametrize("given", ["3, (3, 5, 7)", "3, [3, 5, 7]", '3, (3, 5, 7), {"a": [1, 2]}'])

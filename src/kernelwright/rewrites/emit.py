@@ -13,7 +13,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -32,7 +32,7 @@ from kernelwright.rewrites.graph import (
     value,
 )
 from kernelwright.rewrites.printing import OpPrinter, literal
-from kernelwright.rewrites.tracing import OperatorGraph, Trace, UntraceableError, aliases_placeholder
+from kernelwright.rewrites.tracing import OperatorGraph, Trace, aliases_placeholder
 from kernelwright.rewrites.wrappers import GUARD
 
 LARGE = 1 << 14
@@ -41,6 +41,18 @@ LARGE = 1 << 14
 DESCRIPTION = "The reference with another `forward` for the traced shapes and types; else `Model.forward` runs."
 REFERENCE_NOTE = Path(__file__).with_name("templates").joinpath("reference_note.py.txt").read_text(encoding="utf-8").strip()
 """Text at module level for what tells a user that the reference runs."""
+_PARTS = """\
+def forward(self, *args, **kwargs):
+    $conditionself.__dict__["last_path"] = "optimized"
+    parts = [(self.get_submodule(path), run) for path, run in self._parts]
+    for part, run in parts:
+        part.__dict__["forward"] = functools.partial(run, self, part)
+    try:
+        return super().forward(*args, **kwargs)
+    finally:
+        for part, _ in parts:
+            part.__dict__.pop("forward", None)
+"""
 RESPELLED = "The reference's operators in other words"
 """Opening of the description of a rewrite that saves a compiler nothing. For readers: labels come from the record."""
 
@@ -115,7 +127,7 @@ def body(trace: Trace, graph: OperatorGraph) -> Body:
     tensors = [item.name for item in trace.inputs if item.shape is not None]
     device = f"{tensors[0]}.device" if tensors else "next(self.parameters()).device"
     names: dict[fx.Node, str] = {}
-    taken = {"self", "torch", "F", "nn", *(item.name for item in trace.inputs)}
+    taken = {"self", "whole", "torch", "F", "nn", *(name.strip("*") for name in _parameters(trace))}
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     taken.update(str(getattr(node.target, "__name__", "")) for node in nodes)
     output = next(node for node in graph.graph.nodes if node.op == "output")
@@ -175,9 +187,7 @@ def _structure(spec: Any, results: Any) -> str:
         return "(" + ", ".join(parts) + ("," if len(parts) == 1 else "") + ")"
     if spec.type is list:
         return "[" + ", ".join(parts) + "]"
-    if spec.type is dict:
-        return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
-    raise UntraceableError(f"forward returns a {spec.type}")
+    return "{" + ", ".join(f"{key!r}: {part}" for key, part in zip(spec.context, parts, strict=True)) + "}"
 
 
 @functools.lru_cache(maxsize=16)
@@ -235,16 +245,23 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
         tests.insert(0, "self._is_as_traced")
     if trace.only is not None:
         tests.append("self.training" if trace.only else "not self.training")
-    for item in trace.inputs:
+    parameters = [item.name.partition("[")[0] for item in trace.inputs]
+    for parameter, item in zip(parameters, trace.inputs, strict=True):
+        if parameter.startswith("*"):
+            tests.append(f"not {parameter.strip('*')}")
+            continue
+        if item.default == "None" and item.shape is not None:
+            tests.append(f"{parameter} is not None")
+        if item.name != parameter:
+            tests.append(f"len({parameter}) == {parameters.count(parameter)}")
         if item.shape is None:
             function = callable(item.constant)
             same = "is" if function or item.constant is None or isinstance(item.constant, bool) else "=="
             tests.append(f"{item.name} {same} {item.default if function else repr(item.constant)}")
         else:
-            tests += [f"{item.name} is not None"] if item.default == "None" else []
             tests += [f"{item.name}.shape == {item.shape}", f"{item.name}.dtype is {item.dtype}"]
             tests.append(f"{item.name}.stride() == {item.strides}" if item.strides else f"{item.name}.is_contiguous()")
-    return tests
+    return list(dict.fromkeys(tests))
 
 
 def _kernel_guards(trace: Trace, kernel: GeneratedKernel) -> list[str]:
@@ -286,20 +303,25 @@ def _reference_note(guards: Sequence[str], given: str) -> list[str]:
         "    tests = {",
         *tests,
         "    }",
-        f"    _note_reference(self, tests, [{given}])",
+        f"    _note_reference(self, tests, [{given.replace('**', '*')}])",
         "",
     ]
 
 
 def signature(trace: Trace) -> str:
     """The arguments of `forward` as text, without `self`."""
-    return ", ".join(item.name if item.default is None else f"{item.name}={item.default}" for item in trace.inputs)
+    return ", ".join(name if default is None else f"{name}={default}" for name, default in _parameters(trace).items())
+
+
+def _parameters(trace: Trace) -> dict[str, str | None]:
+    """The arguments of `forward` and the text of their defaults; several inputs may be parts of one."""
+    return {item.name.partition("[")[0]: item.default for item in trace.inputs}
 
 
 def module(
     source: str,
     trace: Trace,
-    graphs: tuple[OperatorGraph, OperatorGraph],
+    graphs: tuple[OperatorGraph, ...],
     techniques: Sequence[str],
     *,
     respelled: bool = False,
@@ -310,61 +332,98 @@ def module(
     Args:
         source: The task's text.
         trace: Origin of the graphs.
-        graphs: The rewritten graphs for train and for eval mode. They are changed: outputs get their
+        graphs: The rewritten graphs for train and for eval mode, of each part in turn. They are changed: outputs get their
         contract.
         techniques: Names of changes, for the reader.
         respelled: True where it is the reference's arithmetic in other words, which the text then says.
         captured: True where a CUDA graph will hold it. A method, `GUARD`, then tells which calls the code is for; the
         reference has the others, which a graph may be unable to hold.
-
-    Raises:
-        UntraceableError: the outputs' structure cannot be printed.
     """
     for graph in graphs:
         keep_contract(graph)
-    training, evaluation = (body(trace, graph) for graph in graphs)
-    kernels = {kernel.__name__: kernel for part in (training, evaluation) for kernel in part.kernels}
-    helpers = {helper.__name__: helper for part in (training, evaluation) for helper in part.helpers}
-    first = next(iter(kernels.values()), None)
+    traces = (trace, *trace.others)
+    bodies = [body(one, graph) for one, graph in zip((one for one in traces for _ in range(2)), graphs, strict=True)]
+    kernels = {kernel.__name__: kernel for part in bodies for kernel in part.kernels}
+    helpers = {helper.__name__: helper for part in bodies for helper in part.helpers}
     kinds: dict[Any, list[GeneratedKernel]] = {}
     for kernel in kernels.values():
         kinds.setdefault(kernel.prologue, []).append(kernel)
-    settings = dict.fromkeys(one for kernel in kernels.values() for one in getattr(kernel, "requires", ()))
-    guards = _guards(trace, [*_kernel_guards(trace, first), *settings] if first else [])
-    given = ", ".join(item.name for item in trace.inputs)
-    wanted = ", ".join(filter(None, ["self", signature(trace)]))
-    condition = f"({' and '.join(guards)})"
-    guard = [f"def {GUARD}({wanted}):", f"    return {condition}", ""] if guards and captured else []
-    if guard:
-        condition = f"self.{GUARD}({given})"
-    forward = _handover(condition, given) if guards else []
-    forward += moved_attributes(source)
-    if training.lines == evaluation.lines:
-        forward += training.lines
-    else:
-        forward += ["if self.training:", *(f"    {line}" for line in training.lines), *evaluation.lines]
-    lines = [
-        *_constructor(trace),
-        *guard,
-        *(_reference_note(guards, given) if guards else []),
-        f"def forward({wanted}):",
-        *(f"    {line}" for line in forward),
-    ]
+    split = (
+        [_part(*given) for given in enumerate(zip(traces, bodies[::2], bodies[1::2], strict=True))] if trace.paths else []
+    )
+    lines, has_note = (_with_parts(traces), True) if split else _whole(source, trace, bodies, captured)
     parts = [
         f'"""A drop-in for the reference module below.\n\nDone: {", ".join(techniques)}.\n"""',
         future_import(source),
         reference_source(source),
         "import torch\nimport torch.nn.functional as F",
-        REFERENCE_NOTE if guards else "",
+        REFERENCE_NOTE if has_note else "",
         *(inspect.getsource(helper).strip() for helper in helpers.values()),
         *(prologue(members).strip() for prologue, members in kinds.items()),
         *(kernel.definition().strip() for kernel in kernels.values()),
+        *(["import functools", *split] if split else []),
         "class ModelNew(Model):",
     ]
     description = f"{RESPELLED}. {DESCRIPTION}" if respelled else DESCRIPTION
-    class_body = [f'"""{description}"""', "", *(["last_path = None", ""] if guards else []), *lines]
+    class_body = [f'"""{description}"""', "", *(["last_path = None", ""] if has_note else []), *lines]
     parts[-1] += "\n" + textwrap.indent("\n".join(class_body), "    ")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _tests(trace: Trace, training: Body, evaluation: Body) -> list[str]:
+    """What must hold for a call for which the lines were written."""
+    kernels = list(dict.fromkeys((*training.kernels, *evaluation.kernels)))
+    settings = dict.fromkeys(one for kernel in kernels for one in getattr(kernel, "requires", ()))
+    return _guards(trace, [*_kernel_guards(trace, kernels[0]), *settings] if kernels else [])
+
+
+def _in_modes(training: Body, evaluation: Body) -> Sequence[str]:
+    if training.lines == evaluation.lines:
+        return training.lines
+    return ["if self.training:", *(f"    {line}" for line in training.lines), *evaluation.lines]
+
+
+def _whole(source: str, trace: Trace, bodies: Sequence[Body], captured: bool) -> tuple[list[str], bool]:
+    """The methods of `ModelNew`, and whether they need what notes calls of the reference."""
+    guards, given = _tests(trace, *bodies), ", ".join(_parameters(trace))
+    wanted = ", ".join(filter(None, ["self", signature(trace)]))
+    condition = f"({' and '.join(guards)})"
+    guard = [f"def {GUARD}({wanted}):", f"    return {condition}", ""] if guards and captured else []
+    if guard:
+        condition = f"self.{GUARD}({given})"
+    forward = [*(_handover(condition, given) if guards else []), *moved_attributes(source), *_in_modes(*bodies)]
+    note = _reference_note(guards, given) if guards else []
+    return [*_constructor(trace), *guard, *note, f"def forward({wanted}):", *(f"    {line}" for line in forward)], bool(
+        guards
+    )
+
+
+def _part(index: int, written: tuple[Trace, Body, Body]) -> str:
+    """A function that runs in the place of a submodule's `forward`, `self`, and notes in the whole where that runs."""
+    trace, *bodies = written
+    guards, given = _tests(replace(trace, init_inputs=None), *bodies), ", ".join(_parameters(trace))
+    tests = [f"            {guard!r}: lambda: {guard}," for guard in guards]
+    return "\n".join(
+        [
+            f"def _part_{index}(whole, self, {signature(trace)}):",
+            f"    if not ({' and '.join(guards)}):",
+            "        tests = {",
+            *tests,
+            "        }",
+            f"        _note_reference(whole, tests, [{given.replace('**', '*')}])",
+            f"        return type(self).forward(self, {given})",
+            *(f"    {line}" for line in _in_modes(*bodies)),
+        ]
+    )
+
+
+def _with_parts(traces: Sequence[Trace]) -> list[str]:
+    """The methods of a `ModelNew` whose submodules run other code while it is called; each keeps its own `forward`."""
+    paths = [f"    ({path!r}, _part_{index})," for index, one in enumerate(traces) for path in one.paths]
+    condition = (
+        "if not self._is_as_traced:\n        return super().forward(*args, **kwargs)\n    " if traces[0].init_inputs else ""
+    )
+    return [*_constructor(traces[0]), "_parts = (", *paths, ")", "", *_PARTS.replace("$condition", condition).splitlines()]
 
 
 def copy_graph(graph: OperatorGraph) -> OperatorGraph:

@@ -118,15 +118,15 @@ class Draft:
     """A candidate in the making."""
 
     task: TaskContext
-    graphs: tuple[OperatorGraph, OperatorGraph] | None = None
-    """Operators for train and for eval mode; None until a pass changes them."""
+    graphs: tuple[OperatorGraph, ...] | None = None
+    """Operators for train and for eval mode, of each part in turn; None until a pass changes them."""
     techniques: list[str] = field(default_factory=list)
     """Changes of the graphs so far, for the reader."""
     wrapper: str | None = None
     """Name of the wrapper around the result."""
     effect: list[RecipePass] = field(default_factory=list)
 
-    def operators(self) -> tuple[OperatorGraph, OperatorGraph]:
+    def operators(self) -> tuple[OperatorGraph, ...]:
         """The graphs, copied from the trace and swept where no pass has changed them yet."""
         if self.graphs is None:
             self.graphs = self.task.copies()
@@ -141,11 +141,7 @@ class Draft:
         return True
 
     def built(self) -> BuiltRecipe:
-        """The candidate's text.
-
-        Raises:
-            UntraceableError: the outputs' structure cannot be printed.
-        """
+        """The candidate's text."""
         text, techniques = self.task.task.source, tuple(dict.fromkeys(self.techniques))
         if self.graphs is not None and self.task.trace is not None:
             respelled, captured = RESPELLING.issuperset(techniques), self.wrapper in wrappers.WITH_GRAPH
@@ -198,7 +194,7 @@ class TaskContext:
         context.place = Place.of(traced)
         context.copies_much = _copied_bytes(traced) >= _COPIED_BYTES
         context.is_erratic = _is_erratic(traced)
-        context.draws = any(is_random(node) for mode in (graph, traced.evaluation) for node in mode.graph.nodes)
+        context.draws = any(is_random(node) for mode in traced.graphs for node in mode.graph.nodes)
         has_images = emit.uses(graph, *CONVOLUTIONS_2D)
         context.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
         return context
@@ -208,7 +204,7 @@ class TaskContext:
         """True where candidates run on a GPU."""
         return self.device.startswith("cuda")
 
-    def copies(self) -> tuple[OperatorGraph, OperatorGraph]:
+    def copies(self) -> tuple[OperatorGraph, ...]:
         """The traced graphs, to be rewritten.
 
         Raises:
@@ -216,11 +212,14 @@ class TaskContext:
         """
         if self.trace is None:
             raise UntraceableError(self.obstacle)
-        return emit.copy_graph(self.trace.training), emit.copy_graph(self.trace.evaluation)
+        return tuple(map(emit.copy_graph, self.trace.graphs))
 
     def note(self) -> str:
         """Remarks on what could not be tried."""
         parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []
+        if self.trace is not None and self.trace.obstacle:
+            paths = ", ".join(path for one in (self.trace, *self.trace.others) for path in one.paths)
+            parts.append(f"Rewritten in parts, {paths}; the whole has no operator graph: {self.trace.obstacle}.")
         parts += [f"Left out: {message}." for message in self.broken.values()]
         return " ".join(parts)
 

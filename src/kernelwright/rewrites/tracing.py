@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import logging
 import operator
 import types
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -178,6 +179,8 @@ def _scalars(node: fx.Node) -> None:
         node.args = (left, number)
 
 
+_RUN_BYTES = 2 << 30
+"""Weights and inputs up to which a module is run to see how its submodules are called, on a CPU. Our choice."""
 LARGEST_CONSTANT = 64
 """Tensors made inside `forward` from literals are printed as literals up to this many elements."""
 
@@ -187,14 +190,14 @@ class Input:
     """One argument of `forward`: what it was when the graph was traced."""
 
     name: str
-    default: str | None
+    default: str | None = None
     """Text of its default value in the signature."""
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...] | None = None
     """None when the argument is not a tensor."""
-    strides: tuple[int, ...] | None
+    strides: tuple[int, ...] | None = None
     """None when it is contiguous, too."""
-    dtype: torch.dtype | None
-    constant: Any
+    dtype: torch.dtype | None = None
+    constant: Any = None
     """The value of an argument that is not a tensor, plain data or a function; it is baked into the graph."""
 
 
@@ -218,6 +221,17 @@ class Trace:
     evaluation: OperatorGraph
     only: bool | None
     """The mode that both graphs are of, `training` of the task's module, where the other mode has none."""
+    paths: tuple[str, ...] = ()
+    """Submodules whose `forward` it is, equal ones; empty for the whole module."""
+    others: tuple[Trace, ...] = ()
+    """The other submodules with a graph, of a module that has none."""
+    obstacle: str = ""
+    """Reason why the whole has no graph."""
+
+    @property
+    def graphs(self) -> tuple[OperatorGraph, ...]:
+        """The graphs in train and in eval mode, then those of the other submodules."""
+        return (self.training, self.evaluation, *(graph for other in self.others for graph in other.graphs))
 
 
 def load(source: str, name: str) -> types.ModuleType:
@@ -255,40 +269,98 @@ def trace(task: Task) -> Trace:
             continue
         with _quiet():
             try:
-                return _trace(task, FakeTensorMode(allow_non_fake_inputs=True) if is_fake else None, is_whole)
+                with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext():
+                    module, model, init_inputs = _made(task)
+                    inputs = tuple(module.get_inputs())
+                return _trace_of(model, inputs, init_inputs, is_whole)
             except CarriedStateError:
                 raise
             # Any exception of a task's own code or of the exporter means the same here: no graph.
             except Exception as error:  # noqa: BLE001
                 failure = failure if isinstance(failure, UntraceableError) else error
-    if isinstance(failure, UntraceableError):
-        raise failure
-    raise UntraceableError(f"{type(failure).__name__}: {str(failure).splitlines()[:1]}") from failure
+    if not isinstance(failure, UntraceableError):
+        failure = UntraceableError(f"{type(failure).__name__}: {str(failure).splitlines()[:1]}")
+    with _quiet(), contextlib.suppress(Exception):  # what is wrong with the whole is said
+        first, *others = _parts(task)
+        return replace(first, others=tuple(others), obstacle=str(failure))
+    raise failure
 
 
-def _trace(task: Task, mode: FakeTensorMode | None, is_whole: bool) -> Trace:
-    with mode or contextlib.nullcontext():
-        module = load(task.source, "kernelwright_task")
-        init_inputs = module.get_init_inputs()
-        model = cast(nn.Module, module.Model(*init_inputs))
-        inputs = tuple(module.get_inputs())
+def _made(task: Task) -> tuple[types.ModuleType, nn.Module, tuple[Any, ...] | None]:
+    """A task's text as a module, its model, and the constructor's arguments where the graphs hang on them."""
+    module = load(task.source, "kernelwright_task")
+    init_inputs = module.get_init_inputs()
+    model = cast(nn.Module, module.Model(*init_inputs))
     if len({child.training for child in model.modules()}) != 1:
         raise UntraceableError("its submodules are in different modes")
+    own = type(model).__init__ is not nn.Module.__init__ and bool(inspect.signature(type(model)).parameters)
+    return module, model, tuple(init_inputs) if own and _is_plain(init_inputs) else None
+
+
+def _trace_of(model: nn.Module, inputs: tuple[Any, ...], init_inputs: tuple[Any, ...] | None, is_whole: bool) -> Trace:
+    """The trace of a module, or of a submodule, in both modes or in its own alone, in which it stays."""
     signature, own = _signature(model, inputs), model.training
-    graphs = {
-        training: _graph(model.train(training), inputs, signature) for training in ((True, False) if is_whole else (own,))
-    }
-    return Trace(
-        inputs=signature,
-        init_inputs=tuple(init_inputs) if _takes_arguments(model) and _is_plain(init_inputs) else None,
-        training=graphs.get(True, graphs[own]),
-        evaluation=graphs.get(False, graphs[own]),
-        only=None if is_whole else own,
-    )
+    modes = (True, False) if is_whole else (own,)
+    try:
+        graphs = [_graph(model.train(training), inputs, signature) for training in modes]
+    finally:
+        model.train(own)
+    only = None if is_whole else own
+    return Trace(inputs=signature, init_inputs=init_inputs, training=graphs[0], evaluation=graphs[-1], only=only)
 
 
-def _takes_arguments(model: nn.Module) -> bool:
-    return type(model).__init__ is not nn.Module.__init__ and bool(inspect.signature(type(model)).parameters)
+def _parts(task: Task) -> list[Trace]:
+    """The traces of the largest submodules that have a graph, equal ones together, the longest first."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module, model, init_inputs = _made(task)
+        tensors = pytree.tree_leaves([*model.parameters(), *model.buffers(), *module.get_inputs()])
+    if sum(item.nbytes for item in tensors if isinstance(item, torch.Tensor)) > _RUN_BYTES:
+        return []
+    module, model, init_inputs = _made(task)
+    calls: dict[nn.Module, list[tuple[Any, ...]]] = {}
+
+    def note(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = inspect.signature(child.forward).bind(*args, **kwargs)
+        given.apply_defaults()
+        # The trace of a part alone knows nothing of autocast around it.
+        strange = any(given.kwargs.values()) or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        calls.setdefault(child, []).append(() if strange else given.args)
+
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for child in model.modules():
+            hooks.enter_context(child.register_forward_pre_hook(note, with_kwargs=True))
+        for _ in range(2):  # calls whose shapes hang on values differ
+            model(*module.get_inputs())
+    found: dict[str, Trace] = {}
+    waiting = list(model.named_children())
+    for path, child in waiting:
+        traced = _part(child, calls.get(child, []), init_inputs)
+        if traced is None:
+            waiting += [(f"{path}.{name}", part) for name, part in child.named_children()]
+        else:
+            key = "\n".join(map(repr, [traced.inputs, traced.only, *map(_described, traced.graphs)]))
+            known = found.get(key, traced)
+            found[key] = replace(known, paths=(*known.paths, path))
+    return sorted(found.values(), key=lambda one: -len(one.evaluation.graph.nodes))
+
+
+def _part(child: nn.Module, calls: Sequence[tuple[Any, ...]], init_inputs: tuple[Any, ...] | None) -> Trace | None:
+    """The trace of a submodule that is called in one way; None where it has none, or hardly any operators."""
+    for is_whole in (True, False):
+        with contextlib.suppress(Exception):
+            (_,) = {repr(_signature(child, given)) for given in calls}
+            traced = _trace_of(child, calls[0], init_inputs, is_whole)
+            count = sum(node.op == "call_function" for node in traced.evaluation.graph.nodes)
+            functions = any(callable(item.constant) for item in traced.inputs)  # which the candidate's text may not have
+            return None if count < 2 or functions or "forward" in vars(child) or not all(calls) else traced
+    return None
+
+
+def _described(graph: OperatorGraph) -> list[Any]:
+    """All that the text of a graph hangs on."""
+    state = [node for node in graph.graph.nodes if node.op == "placeholder" and is_tensor(node)]
+    tensors = [(node.meta["expression"], value(node).shape, value(node).stride(), value(node).dtype) for node in state]
+    return [str(graph.graph), tensors, str(graph.output_spec)]
 
 
 def _is_plain(item: Any) -> bool:
@@ -303,27 +375,32 @@ def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
     """The arguments of `forward`, matched with the traced inputs."""
     described = []
     for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
+        if parameter.kind is parameter.VAR_KEYWORD:  # which get nothing
+            described.append(Input(name=f"**{parameter.name}"))
+            continue
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-            raise UntraceableError("forward takes *args, **kwargs or keyword-only arguments")
+            raise UntraceableError("forward takes *args or keyword-only arguments")
         has_default = parameter.default is not parameter.empty
         function = has_default and _is_own_function(model, parameter.default)
         if has_default and not function and not _is_plain(parameter.default):
             raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
         given = index < len(inputs)
         item = inputs[index] if given else parameter.default
-        tensor = isinstance(item, torch.Tensor)
-        if (not tensor and not _is_plain(item) and (given or not function)) or isinstance(item, list | tuple):
-            raise UntraceableError(f"argument {parameter.name} is neither a tensor nor a number")
-        described.append(
-            Input(
-                name=parameter.name,
-                default=parameter.default.__name__ if function else repr(parameter.default) if has_default else None,
-                shape=tuple(item.shape) if tensor else None,
-                strides=item.stride() if tensor and not item.is_contiguous() else None,
-                dtype=item.dtype if tensor else None,
-                constant=None if tensor else item,
+        parts = enumerate(item) if isinstance(item, list | tuple) else ()
+        for name, leaf in [(f"{parameter.name}[{place}]", part) for place, part in parts] or [(parameter.name, item)]:
+            tensor = isinstance(leaf, torch.Tensor)
+            if (not tensor and not _is_plain(leaf) and (given or not function)) or isinstance(leaf, list | tuple | dict):
+                raise UntraceableError(f"argument {name} is neither a tensor nor a number")
+            described.append(
+                Input(
+                    name=name,
+                    default=parameter.default.__name__ if function else repr(parameter.default) if has_default else None,
+                    shape=tuple(leaf.shape) if tensor else None,
+                    strides=leaf.stride() if tensor and not leaf.is_contiguous() else None,
+                    dtype=leaf.dtype if tensor else None,
+                    constant=None if tensor else leaf,
+                )
             )
-        )
     return tuple(described)
 
 
@@ -346,7 +423,9 @@ def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ..
 def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
     watch = _AttributeWatch()
     hooks = model.register_forward_pre_hook(watch.start), model.register_forward_hook(watch.end)
-    with without_steps(), _attention_as_in_inference(model), hooks[0], hooks[1]:
+    # Where it fails, the exporter writes the whole graph to standard error.
+    silent = contextlib.redirect_stderr(io.StringIO())
+    with silent, without_steps(), _attention_as_in_inference(model), hooks[0], hooks[1]:
         exported = torch.export.export(model, inputs, strict=False)
     # The exporter takes what a call reads of an attribute for a constant, and drops what the call leaves there.
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
@@ -447,6 +526,11 @@ def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signatu
             raise UntraceableError(f"it takes an input of kind {spec.kind}")
     if mode is None:
         raise UntraceableError("it has no tensor input or parameter")
+    kinds = [exported.call_spec.out_spec]
+    for spec in kinds:
+        kinds += spec.children()
+        if not spec.is_leaf() and spec.type not in (tuple, list, dict):
+            raise UntraceableError(f"forward returns a {spec.type}")
     normalise(graph)
     return OperatorGraph(graph=graph, mode=mode, output_spec=exported.call_spec.out_spec)
 

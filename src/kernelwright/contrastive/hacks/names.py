@@ -166,7 +166,7 @@ def without_handovers(tree: ast.Module) -> ast.Module:
     anything but the inputs' kind and what the constructor settled, such as a count of calls or a value, is no such guard.
     What the built-in policy writes to tell a user that the reference runs goes too.
     """
-    noting = {ast.dump(node) for node in without_docstrings(ast.parse(REFERENCE_NOTE)).body}
+    noting = {ast.dump(node) for node in without_docstrings(ast.parse(REFERENCE_NOTE)).body if isinstance(node, Function)}
     tree.body = [node for node in tree.body if ast.dump(node) not in noting]
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | Function):
