@@ -294,8 +294,8 @@ class SidesAhead:
 
     def __init__(self, trial: Trial, *, is_on: bool) -> None:
         self._trial = trial
-        shapes = trial.facts.shapes
-        self._is_on = is_on and not shapes.is_large and shapes.state_bytes <= LARGE_BYTES  # there is memory for two triples
+        # Where memory suffices for two triples.
+        self._is_on = is_on and not (trial.facts.shapes.is_large or trial.facts.shapes.state_bytes > LARGE_BYTES)
         self._threads = ThreadPoolExecutor(_ENDING_MAX + 1)
         self._started: Future[dict[str, Side]] | None = None
         if self._is_on:
