@@ -377,6 +377,23 @@ def test_terms_that_cancel_may_be_added_one_after_the_other(monkeypatch):
     assert rejections(checker(DOT, added), draws=400) > 0
 
 
+@pytest.mark.parametrize("name", ["ordered", "far"])
+def test_terms_in_order_or_all_nearly_alike_may_be_added_in_series_and_none_left_out(name):
+    (inputs,) = (one for one in INPUT_SETS if one.name == name)
+    mean = task("return inputs[0].square().mean(-1)", "[torch.randn(4, 16384)]")
+    rejected = {}
+    for share in (1.0, 0.999):
+
+        def added(x, share=share):
+            terms = x[:, : int(share * x.shape[1])]
+            running = np.cumsum(terms.square().numpy(), axis=-1, dtype=np.float32)
+            return torch.from_numpy(running[:, -1].copy()) / terms.shape[1]
+
+        rejected[share] = rejections(checker(mean, added), (inputs,), draws=10)
+    assert rejected[1.0] == 0
+    assert rejected[0.999] > 5 or name == "far"
+
+
 def test_only_near_large_elements_may_tiles_leave_a_convolution_far_off():
     x, weight = torch.rand(1, 4, 32, 32, dtype=torch.float64), torch.rand(4, 4, 3, 3, dtype=torch.float64)
     x[0, 0, 16] = 1e6

@@ -48,6 +48,8 @@ class Question:
     """Whether the truth is float64's; otherwise the reference's answer stands for it."""
     uses_tf32: bool = False
     """Whether the tolerance is that of TF32 where PyTorch may use it."""
+    orders_terms: bool = False
+    """Whether terms of sums come in order or all nearly alike, so that their roundings do not average out."""
 
     @property
     def between(self) -> Distance:
@@ -191,6 +193,9 @@ class Bounds:
             for index in range(len(dtypes))
         ]
         found = [replace(moved.of(index), rms=min(moved.of(index).rms, limit)) for index, limit in enumerate(most)]
+        if question.orders_terms:
+            told = [moved.of(index).rms > 0 and math.isfinite(limit) for index, limit in enumerate(most)]
+            found = [replace(one, rms=limit) if sums else one for one, limit, sums in zip(found, most, told, strict=True)]
         return of_outputs([replace(one, worst=max(one.worst, 4 * one.rms)) for one in found])
 
     def _effect(self, question: Question, **how: Any) -> Distance:

@@ -22,6 +22,8 @@ from kernelwright.tasks import INPUT_SETS, InputSet
 _LOST = 0.5
 """Relative error of the reference above which any answer may be right, as of large squares over their sum. Our choice."""
 
+_ORDERED = frozenset({"ordered", "ordered-across", "far", "near"})
+"""Input sets in which the roundings of a long sum may all have one direction. Others tell precisions."""
 _NEAR = 4.0
 """Distance, in what is allowed, within which an answer is right for the weights that a module was built with. Our choice."""
 
@@ -102,6 +104,7 @@ class Examiner:
             # At once, so that both are called equally often where the reference's answer turns out to be of no use.
             answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold) if facts.stateful else None
             question = self.bounds.around(drawn, state, training, truth, reference.outputs, precise=usable is None)
+            question = replace(question, orders_terms=inputs.name in _ORDERED)
             own = question.tolerance.reference
             if (inputs in INPUT_SETS[2:] and own.rms > _LOST) or not (
                 usable is None or own.without("worst", "differing").within(usable)
