@@ -43,7 +43,7 @@ from kernelwright.tasks.source import check_task_source, imported_by, installed
 
 _SPENT_S = 0.01
 """Shortest time that the record mentions."""
-_COMPILED = re.compile("compile|triton|inductor|dynamo")
+_COMPILED = re.compile(r"\bcompile\b|triton|inductor|dynamo")
 """Words of candidates that may need torch.compile's compiler, or a part of it. To import it takes six seconds."""
 _SLOW_RATIO, _CALLS = 10.0, 200
 """Ratio above which a candidate's latency need not be known well, and calls that knowing it well takes. Our choice."""
