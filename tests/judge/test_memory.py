@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernelwright.judge import Judge, Settings
-from kernelwright.judge.check import check
+from kernelwright.judge.check import check, oracle
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import measure_task
 from kernelwright.judge.check.oracle import disturbed
@@ -49,6 +49,7 @@ def _large(monkeypatch, one_fork_server):
     """A small task is taken for a large one."""
     monkeypatch.setattr(input_sets, "PART", 1024)
     monkeypatch.setattr(check, "_SWAP_TRIES", 64)
+    monkeypatch.setattr(oracle, "COPIED_BYTES", 1)
     monkeypatch.setattr(side, "SERIES_BYTES_MAX", 1)
     monkeypatch.setattr(side, "LARGE_BYTES", 1)
     monkeypatch.setattr(side, "_SHIFT_BYTES", 384)
@@ -163,25 +164,24 @@ def test_inputs_of_a_small_task_are_kept(set_large_bytes):
     ("alone", "large"), [(True, False), (False, True), pytest.param(False, False, marks=pytest.mark.exhaustive)]
 )
 def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(set_large_bytes, monkeypatch, alone, large):
-    started, ended = [], []
+    started, ended = {}, []
     set_large_bytes(1 if large else 1 << 30)
 
-    def timed(self, trial, check, checked, time=Judge._time):
-        ended.append([worker.ended for worker in started])
-        return time(self, trial, check, checked)
+    def progress(text):
+        if text == "timing":
+            ended.append({role: worker.ended for role, worker in started.items()})
 
     def start(self, spec, settings, begin=Workers.start):
-        started.append(begin(self, spec, settings))
-        return started[-1]
+        started[spec.role] = begin(self, spec, settings)
+        return started[spec.role]
 
-    monkeypatch.setattr(Judge, "_time", timed)
     monkeypatch.setattr(Workers, "start", start)
-    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1)) as judge:
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1), progress) as judge:
         judge.memory.alone = alone
         small = Task(id="small", source=SMALL_SOURCE)
         assert judge.evaluate(small, Candidate(source=SMALL_SOURCE.replace("Model", "ModelNew"))).verdict == "accepted"
-    # Reference and candidate. The late check has a new reference.
-    assert ended == [[alone or large, False]]
+    # The late check has a new reference.
+    assert ended == [{"reference": alone or large, "candidate": False}]
 
 
 def test_screening_holds_two_questions_and_what_the_reference_takes_in_float64(tmp_path):

@@ -39,8 +39,8 @@ _KEPT_BYTES = 1 << 30
 _WORTH_PRODUCTS = 1 << 28
 """Multiply-adds from which a transposed convolution in float64 is computed as products. Our choice."""
 
-_COPIED_BYTES = 1 << 28
-"""Size up to which outputs are copied; larger ones take memory that a large task needs. Our choice."""
+COPIED_BYTES = 1 << 28
+"""Size of all outputs up to which they are copied; a large task needs the memory. Our choice."""
 
 
 class OutOfDomainError(InternalError):
@@ -206,7 +206,8 @@ class Oracle:
                 # The next call overwrites what a module returns again and again.
                 if strange := next(filter(None, map(unfit, outputs)), None):
                     raise StructureError(strange)
-                return [one.clone() if one.nbytes <= _COPIED_BYTES else one for one in outputs]
+                is_copied = sum(one.nbytes for one in outputs) <= COPIED_BYTES
+                return [one.clone() for one in outputs] if is_copied else outputs
         except StructureError as error:
             raise TaskError(
                 f"Wanted tensors, numbers, lists, tuples or dicts from the reference's forward; found {error}."
