@@ -53,8 +53,8 @@ class FakeJudge:
     def release_idle(self):
         self.released += 1
 
-    def evaluate(self, task, candidate, settings=None, alone=None, beside=()):
-        self.seen.append((settings, alone, beside))
+    def evaluate(self, task, candidate, settings=None, alone=None, alongside=()):
+        self.seen.append((settings, alone, alongside))
         if task.id == "broken":
             raise TaskError("Wanted another task.")
         return Evaluation(task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED)
@@ -66,7 +66,7 @@ def test_an_evaluation_or_an_error_comes_back():
     assert (found.task, found.device) == ("4", "cuda:3")
     error = judged(judge, "cuda:3", work("broken"), False)
     assert (type(error), str(error), error.__traceback__) == (TaskError, "Wanted another task.", None)
-    judged(judge, "cuda:3", work(settings=SETTINGS, beside=(baseline,)), True)
+    judged(judge, "cuda:3", work(settings=SETTINGS, alongside=(baseline,)), True)
     assert judge.seen == [(None, False, ()), (None, False, ()), (SETTINGS, True, (baseline,))]
 
 

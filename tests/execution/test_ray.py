@@ -134,7 +134,7 @@ class StandIn:
             handle.answer.set_exception(RayError("it is killed"))
 
     def make_judge(self, device, settings):
-        def evaluate(task, candidate, *, settings=None, beside=()):
+        def evaluate(task, candidate, *, settings=None, alongside=()):
             if candidate.source == "die":
                 self.made[-1].killed.set()
             if candidate.source == "broken-task":
@@ -147,7 +147,7 @@ class StandIn:
                 task_sha256=task.sha256,
                 candidate_sha256=candidate.sha256,
                 verdict=Verdict.ACCEPTED,
-                checks={"changed": settings is not None, "beside": [one.source for one in beside]},
+                checks={"changed": settings is not None, "alongside": [one.source for one in alongside]},
             )
 
         return SimpleNamespace(evaluate=evaluate, close=lambda: None)
@@ -180,10 +180,10 @@ def test_every_work_has_one_result_and_actors_stay(stand_in):
 
 def test_settings_and_what_is_beside_reach_the_judge(stand_in):
     baseline = Candidate(source="baseline")
-    work = [judge(0), judge(1, settings=SETTINGS), judge(2, beside=(baseline,))]
+    work = [judge(0), judge(1, settings=SETTINGS), judge(2, alongside=(baseline,))]
     with started(stand_in) as executor:
         checks = {name: outcome.checks for name, outcome in run(executor, work).items()}
-    assert [(checks[name]["changed"], checks[name]["beside"]) for name in "012"] == [
+    assert [(checks[name]["changed"], checks[name]["alongside"]) for name in "012"] == [
         (False, []),
         (True, []),
         (False, ["baseline"]),
@@ -285,7 +285,7 @@ def actor(device="cpu"):
         if len(judges) == 1 and device == "cuda:0":
             raise DeviceError("Wanted a GPU.")
 
-        def evaluate(task, candidate, *, settings=None, beside=()):
+        def evaluate(task, candidate, *, settings=None, alongside=()):
             return Evaluation(
                 task=task.id, task_sha256="a", candidate_sha256="b", verdict=Verdict.ACCEPTED, checks={"seen": 1}
             )
@@ -351,7 +351,7 @@ def make_fake():
         def __init__(self, device, settings):
             self.device = device
 
-        def evaluate(self, task, candidate, *, settings=None, beside=()):
+        def evaluate(self, task, candidate, *, settings=None, alongside=()):
             import os
             import time
             from pathlib import Path

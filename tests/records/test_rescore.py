@@ -33,7 +33,7 @@ def timings(speedup=2.0, rival=None):
                     null_us=(latency_us * 1.002, latency_us),
                     candidate_us=claimed_us,
                     claimed_us=claimed_us,
-                    beside_us={"compile": (latency_us / rival, latency_us / rival)} if rival else {},
+                    alongside_us={"compile": (latency_us / rival, latency_us / rival)} if rival else {},
                 )
             )
         series.append(
@@ -97,7 +97,7 @@ def test_a_ratio_to_a_rival_is_of_charged_calls_and_lowered_as_the_speedup_is():
     ratio = lowered.versus["compile"]
     assert lowered.numbers["versus"] == {"compile": (ratio.estimate, ratio.low, ratio.high)}
     # One that is not timed in later processes has the ratio of the first.
-    early = [block if block.process == 0 else block.model_copy(update={"beside_us": {}}) for block in blocks]
+    early = [block if block.process == 0 else block.model_copy(update={"alongside_us": {}}) for block in blocks]
     assert score(early, series, rule).versus["compile"].estimate == pytest.approx(found.versus["compile"].estimate, rel=0.01)
 
 
@@ -116,7 +116,7 @@ def test_a_record_with_one_rival_or_none_is_read_and_gives_the_same(rival):
     (name, ratio), *_ = [*record.pop("versus").items(), (None, (None, None, None))]
     record |= {"rival": name} | dict(zip(("vs_rival", "vs_rival_low", "vs_rival_high"), ratio, strict=True))
     for block in record["blocks"]:
-        block["rival_us"] = block.pop("beside_us").get(name, [])
+        block["rival_us"] = block.pop("alongside_us").get(name, [])
     assert Evaluation.model_validate(record) == evaluation(rival=rival)
     assert Evaluation.model_validate_json(json.dumps(record)) == evaluation(rival=rival)
 
@@ -126,7 +126,7 @@ def test_a_record_with_one_rival_or_none_is_read_and_gives_the_same(rival):
     [
         lambda record: record["versus"]["compile"].__setitem__(0, 1.5),
         lambda record: record["versus"]["compile"].__setitem__(1, 1.25),
-        lambda record: record["blocks"][0].update(beside_us={"compile": [1.0, 1.0]}),
+        lambda record: record["blocks"][0].update(alongside_us={"compile": [1.0, 1.0]}),
         lambda record: record["versus"].update(cudnn=[2.0, 2.0, 2.0]),
         lambda record: record["versus"].clear(),
     ],

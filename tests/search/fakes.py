@@ -220,7 +220,7 @@ class FakeExecutor:
         if one.is_rejected:
             return rejected(source=candidate.source, **_common(task, candidate))
         fields = {"checks": work.settings.model_dump(include={"strict_fp32", "tf32_products"})} if work.settings else {}
-        fields |= self._beside(work, speedup)
+        fields |= self._alongside(work, speedup)
         return accepted(speedup, candidate.source, **_common(task, candidate), **(fields | dict(one.verdict)))
 
     def _proposal(self, task: Task, candidate: Candidate) -> Proposal:
@@ -228,21 +228,21 @@ class FakeExecutor:
         same = [one for one in script if one.candidate(task).sha256 == candidate.sha256]
         return next(iter([*same, *(one for one in script if one.name == name)]), Proposal(name, 1.0))
 
-    def _beside(self, work: Evaluate, speedup: float) -> dict[str, Any]:
+    def _alongside(self, work: Evaluate, speedup: float) -> dict[str, Any]:
         """Fields of a final: what was timed beside the candidate."""
-        stock = [one for one in work.beside if one.policy == "baseline"]
+        stock = [one for one in work.alongside if one.policy == "baseline"]
         gains = self._gains(work.task, stock) if stock else {}
-        speedups = {} if isinstance(gains, Exception) else {one.name_beside: gains[one.techniques[0]] for one in stock}
-        for other in set(work.beside) - set(stock):
+        speedups = {} if isinstance(gains, Exception) else {one.name_alongside: gains[one.techniques[0]] for one in stock}
+        for other in set(work.alongside) - set(stock):
             proposal = self._proposal(work.task, other)
-            speedups[other.name_beside] = proposal.estimate if proposal.speedup is None else proposal.speedup
+            speedups[other.name_alongside] = proposal.estimate if proposal.speedup is None else proposal.speedup
         if not speedups:
             return {}
-        beside_us = {name: (100.0 / one, 100.0 / one) for name, one in speedups.items()}
+        alongside_us = {name: (100.0 / one, 100.0 / one) for name, one in speedups.items()}
         own_us = (100.0 / speedup, 100.0 / speedup)
         return {
             "versus": {name: (speedup / one, 0.95 * speedup / one, 1.05 * speedup / one) for name, one in speedups.items()},
-            "blocks": (TimingBlock(process=0, reference_us=(100.0, 100.0), candidate_us=own_us, beside_us=beside_us),),
+            "blocks": (TimingBlock(process=0, reference_us=(100.0, 100.0), candidate_us=own_us, alongside_us=alongside_us),),
             "scoring": Scoring(miss_probability=0.05),
         }
 

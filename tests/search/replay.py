@@ -231,8 +231,8 @@ def _row(work: Work) -> list[Any]:
     if isinstance(work, Baselines):
         return [work.task.id, [each.techniques[0] for each in work.baselines], work.memory_bytes]
     changed = work.settings.model_dump(include={"until_certain", "processes_min", "processes_max", "audits"})
-    beside = [_id(one) for one in work.beside]
-    return [work.task.id, _id(work.candidate), beside, list(changed.values()), work.memory_bytes]
+    alongside = [_id(one) for one in work.alongside]
+    return [work.task.id, _id(work.candidate), alongside, list(changed.values()), work.memory_bytes]
 
 
 def _ends(run: RunDirectory, suite: Suite) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_a_final_has_every_stock_configuration_and_the_next_best_in_its_processe
     executor = FakeExecutor(script, lambda task: gains)
     engine = run_engine(tmp_path, executor, baselines=[*gains], judged=3)
     (final,) = executor.judgements
-    assert [one.techniques[0] for one in final.beside] == [*gains, "second", "fourth"]
+    assert [one.techniques[0] for one in final.alongside] == [*gains, "second", "fourth"]
     assert executor.rotations == []
     records = engine.state.tasks[0].records
     assert {one.techniques[0]: round(one.speedup, 6) for one in records.baselines} == gains
@@ -191,9 +191,9 @@ def test_a_finalist_that_is_stock_is_timed_as_stock():
         task.records.add(look)
     plan = task.records.measure(Proposal("first").candidate(task.task))
     state = SearchState(SearchPlan(settings=Settings()), [task])
-    assert [one.techniques[0] for one in judgement(task, plan, state).work.beside] == ["compile-max-autotune"]
+    assert [one.techniques[0] for one in judgement(task, plan, state).work.alongside] == ["compile-max-autotune"]
     task.stock = (baseline_of(task.task, "compile"),)
-    assert [one.name_beside for one in judgement(task, plan, state).work.beside] == ["compile", "max-autotune-fresh"]
+    assert [one.name_alongside for one in judgement(task, plan, state).work.alongside] == ["compile", "max-autotune-fresh"]
 
 
 def test_what_proves_faster_in_a_final_has_one_of_its_own(tmp_path):
@@ -201,8 +201,8 @@ def test_what_proves_faster_in_a_final_has_one_of_its_own(tmp_path):
     executor = FakeExecutor(script, lambda task: 1.1)
     (task,) = run_engine(tmp_path, executor, baselines=["compile"], judged=3).state.tasks
     assert executor.judged == [("one", "first"), ("one", "second")]
-    beside = [[one.techniques[0] for one in work.beside] for work in executor.judgements]
-    assert beside == [["compile", "second", "third"], ["compile", "third"]]
+    alongside = [[one.techniques[0] for one in work.alongside] for work in executor.judgements]
+    assert alongside == [["compile", "second", "third"], ["compile", "third"]]
     assert (task.records.winner.techniques, task.records.winner.speedup) == (("second",), 1.6)
 
 
@@ -221,7 +221,10 @@ def test_stock_that_was_faster_than_the_winner_in_the_same_processes_is_handed_o
     script = {"one": [Proposal("first", 1.4), Proposal("cuda-graph", None, 1.6, verdict=wide)]}
     executor = FakeExecutor(script, lambda task: 1.6)
     (task,) = run_engine(tmp_path, executor, baselines=["cudagraph-fresh"]).state.tasks
-    assert [[one.techniques[0] for one in work.beside] for work in executor.judgements] == [["cudagraph-fresh"], ["first"]]
+    assert [[one.techniques[0] for one in work.alongside] for work in executor.judgements] == [
+        ["cudagraph-fresh"],
+        ["first"],
+    ]
     assert task.records.best.techniques == ("cuda-graph",)
 
 

@@ -197,7 +197,7 @@ def judged(
             evaluations = rotate(judge, work.task, work.baselines, settings=work.settings, alone=is_alone)
         else:
             evaluations = [
-                judge.evaluate(work.task, work.candidate, settings=work.settings, alone=is_alone, beside=work.beside)
+                judge.evaluate(work.task, work.candidate, settings=work.settings, alone=is_alone, alongside=work.alongside)
             ]
     except KernelwrightError as error:
         return type(error)(*error.args)

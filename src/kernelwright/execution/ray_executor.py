@@ -168,7 +168,7 @@ class RayExecutor(RemoteExecutor):
                 self._having[work] = actor
             if self.is_over(work):  # it was cancelled before its actor was known
                 self._discard(actor)
-            sent = [*map(_json, (work.task, work.candidate, work.settings)), tuple(map(_json, work.beside))]
+            sent = [*map(_json, (work.task, work.candidate, work.settings)), tuple(map(_json, work.alongside))]
             try:
                 # JSON: another version on another machine says what it does not understand.
                 kind, value = self._ray.get(actor.evaluate.remote(*sent))
@@ -287,7 +287,7 @@ class JudgeActor:
         return os.getpid()
 
     def evaluate(
-        self, task_json: str, candidate_json: str, settings_json: str | None = None, beside: tuple[str | None, ...] = ()
+        self, task_json: str, candidate_json: str, settings_json: str | None = None, alongside: tuple[str | None, ...] = ()
     ) -> tuple[str, Any]:
         """An evaluation as JSON, or an error of the task or the machine."""
         try:
@@ -296,8 +296,8 @@ class JudgeActor:
                 self._judge = self._make_judge("cuda:0" if self._device == "cuda" else "cpu", self._settings)
             task, candidate = Task.model_validate_json(task_json), Candidate.model_validate_json(candidate_json)
             settings = Settings.model_validate_json(settings_json) if settings_json else None
-            others = [Candidate.model_validate_json(one) for one in beside if one]
-            evaluation = self._judge.evaluate(task, candidate, settings=settings, beside=others)
+            others = [Candidate.model_validate_json(one) for one in alongside if one]
+            evaluation = self._judge.evaluate(task, candidate, settings=settings, alongside=others)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
         where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}

@@ -51,7 +51,7 @@ class Evaluate:
     candidate: Candidate
     settings: Settings | None = None
     """Settings of the judge; by default the executor's."""
-    beside: tuple[Candidate, ...] = ()
+    alongside: tuple[Candidate, ...] = ()
     """Stock configurations and other finalists to time in the same process triples."""
     memory_bytes: int = 0
     """GPU memory that it may take at most, as far as that is known. It waits, outside the slots, until so much is left."""

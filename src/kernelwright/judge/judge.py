@@ -126,7 +126,7 @@ class Judge:
         *,
         settings: Settings | None = None,
         alone: bool | None = None,
-        beside: Sequence[Candidate] = (),
+        alongside: Sequence[Candidate] = (),
     ) -> Evaluation:
         """Judge one candidate of a task.
 
@@ -145,7 +145,7 @@ class Judge:
         started = time.monotonic()
         began = utc_now()
         settings = settings or self.settings
-        attempt = functools.partial(self._found, task, candidate, settings, beside)
+        attempt = functools.partial(self._found, task, candidate, settings, alongside)
         found = self.with_memory(attempt, CheckFindings.ran_out, alone)
         return record_of(found, task, candidate, str(self.device), began, time.monotonic() - started, found.kept())
 
@@ -189,13 +189,13 @@ class Judge:
                     )
             return found
 
-    def _found(self, task: Task, candidate: Candidate, settings: Settings, beside: Sequence[Candidate]) -> CheckFindings:
+    def _found(self, task: Task, candidate: Candidate, settings: Settings, alongside: Sequence[Candidate]) -> CheckFindings:
         self.workers.spent_s.clear()
         reading = guard.read_candidate(candidate, task, settings.forbid)
         findings = CheckFindings(Demands.of(settings), reading.labels)
         findings.checks["advice"] = list(reading.advice)
         findings.checks |= settings.model_dump(include={"strict_fp32", "tf32_products"})
-        if any(_COMPILED.search(one.source) for one in (candidate, *beside)):
+        if any(_COMPILED.search(one.source) for one in (candidate, *alongside)):
             self.import_compiler()
         with self.evaluation_folder(task) as directory:
             try:
@@ -206,9 +206,9 @@ class Judge:
                 except guard.PARSE_ERRORS as error:
                     raise RejectionError(Reason.SYNTAX_ERROR, f"{type(error).__name__}: {error}".strip(": ")) from error
                 with counted(findings.phases_s, "facts"):
-                    trial = self.trial(task, candidate, directory, settings, findings, beside)
+                    trial = self.trial(task, candidate, directory, settings, findings, alongside)
                 if self.memory.alone:  # the candidate may lack the very memory that the others would take
-                    for name in trial.beside:
+                    for name in trial.alongside:
                         trial.leave_out(name, Reason.OUT_OF_MEMORY, "too little of the GPU's memory was left")
                 self._examine(trial)
             except (RejectionError, WorkerError) as failure:
@@ -264,7 +264,7 @@ class Judge:
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.
                 once = settings.model_copy(update={"processes_min": 1, "processes_max": 1})
-                trial = replace(trial, settings=once, beside={})
+                trial = replace(trial, settings=once, alongside={})
             if settings.timed and (why := slowness(sides[0], sides[1], settings.budget_s)):
                 findings.checks["settled"] = f"after few calls: {why}"
                 trial = replace(trial, settings=trial.settings.brief)
@@ -294,7 +294,7 @@ class Judge:
         directory: Path,
         settings: Settings,
         findings: CheckFindings,
-        beside: Sequence[Candidate] = (),
+        alongside: Sequence[Candidate] = (),
     ) -> Trial:
         """A candidate beside its reference, in the directory of an `evaluation_folder`.
 
@@ -318,7 +318,7 @@ class Judge:
             gate=gate,
             budget=CallBudget(settings.budget_s),
             core=self.core,
-            beside={other.name_beside: other for other in beside},
+            alongside={other.name_alongside: other for other in alongside},
         )
 
     def _time(self, trial: Trial, check: CheckResult, checked: Mapping[str, Side], ahead: SidesAhead | None = None) -> Score:

@@ -155,7 +155,7 @@ class MeasurementPlan:
     """True where a clear improvement needs no second measurement: the judge's numbers had no part in its choice."""
     is_final: bool = True
     """True where the stock configurations are timed in the same processes."""
-    beside: tuple[Candidate, ...] = ()
+    alongside: tuple[Candidate, ...] = ()
     """Other candidates that are."""
     processes: int = 0
     """Process triples of `Effort.SETTLING`."""
@@ -216,10 +216,10 @@ def gain_per_second(screened: Sequence[Screened]) -> float:
     return math.log(max(best_estimate(screened), SCHEDULE.least_gain)) / max(longest_s, SCHEDULE.shortest_look_s)
 
 
-def judging_bytes(screened: Sequence[Screened], beside: int = 0) -> int:
+def judging_bytes(screened: Sequence[Screened], alongside: int = 0) -> int:
     """GPU memory that the judge and its workers may take for a candidate of a task, with so many others beside it; 0 where
     nothing is known of it."""
-    taken_bytes, sides = max((look.memory_bytes or 0 for look in screened), default=0), 1 + beside / 3
+    taken_bytes, sides = max((look.memory_bytes or 0 for look in screened), default=0), 1 + alongside / 3
     return round(sides * (SCHEDULE.judged_memory_share * taken_bytes + SCHEDULE.contexts_bytes)) if taken_bytes else 0
 
 
@@ -318,9 +318,9 @@ def next_to_judge(
     order, estimates = ranked(screened), steady(screened)
     suspects = too_good(order)
     plausible = [look for look in order if (look.estimate or 0.0) * (1.0 + (look.spread or 0.0)) > 1.0]
-    timed_beside = {name: is_faster_than(name, judged) for found in judged.values() for name in found.versus}
+    timed_alongside = {name: is_faster_than(name, judged) for found in judged.values() for name in found.versus}
     for look in plausible:
-        if look.candidate_sha256 not in judged and timed_beside.get(look.candidate_sha256):
+        if look.candidate_sha256 not in judged and timed_alongside.get(look.candidate_sha256):
             return look
     best = 0.0
     for group in (
@@ -332,7 +332,7 @@ def next_to_judge(
             if wanted == 0 or estimates[look.candidate_sha256] < schedule.worth_judging * best:
                 break
             verdict = judged.get(look.candidate_sha256)
-            if verdict is None and look.candidate_sha256 in timed_beside:
+            if verdict is None and look.candidate_sha256 in timed_alongside:
                 continue  # a final has shown that it is not faster
             if verdict is None:
                 return look
@@ -616,7 +616,7 @@ class TaskRecords:
         if not (is_repeated or may_stand):
             return MeasurementPlan(candidate, Effort.FIRST_OF_TWO, is_final=False)
         effort = Effort.EARLY if limited and may_stand else Effort.FULL
-        return MeasurementPlan(candidate, effort, is_repeated, may_stand, beside=self.finalists(candidate, count))
+        return MeasurementPlan(candidate, effort, is_repeated, may_stand, alongside=self.finalists(candidate, count))
 
     def settle(self) -> MeasurementPlan | None:
         """A second measurement of the near miss, which alone decides; None where there is none to settle.

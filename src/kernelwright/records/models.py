@@ -86,7 +86,7 @@ class Candidate(_Record):
         return hash((self.source, self.policy, self.parent))
 
     @property
-    def name_beside(self) -> str:
+    def name_alongside(self) -> str:
         """Name in the record of another candidate that it is timed beside: a baseline's own, else its hash."""
         return "-".join(self.techniques) if self.policy == BASELINE_POLICY else self.sha256
 
@@ -126,8 +126,8 @@ class TimingBlock(_Record):
     """A second process of the reference, for the A/A noise floor."""
     claimed_us: tuple[float, ...] = ()
     """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
-    beside_us: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    """Latencies of what was timed beside the candidate, by name (`Candidate.name_beside`) and by its own clock."""
+    alongside_us: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Latencies of what was timed beside the candidate, by name (`Candidate.name_alongside`) and by its own clock."""
 
 
 class TimingSeries(_Record):
@@ -222,7 +222,7 @@ class Evaluation(_Record):
         record["blocks"] = blocks = [dict(block) for block in record.get("blocks", ())]
         for block in blocks:
             rival_us = block.pop("rival_us", ())
-            block["beside_us"] = {name: rival_us} if name else {}
+            block["alongside_us"] = {name: rival_us} if name else {}
         return record | ({"versus": {name: ratio}} if name else {})
 
     @property

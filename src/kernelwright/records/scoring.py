@@ -105,8 +105,8 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
         alone = [_log_ratios_by_outer_clock(_of(blocks, one.process), one) for one in series]
         hidden_share = hidden_us(series, [charges[one.process] for one in series]) / candidate_us
         speedup = confirmed(speedup, ratio_interval(alone, miss_probability=scoring.miss_probability), hidden_share)
-    for name in dict.fromkeys(name for block in charged for name in block.beside_us):
-        ratios = log_ratios([block for block in charged if name in block.beside_us], beside=name)
+    for name in dict.fromkeys(name for block in charged for name in block.alongside_us):
+        ratios = log_ratios([block for block in charged if name in block.alongside_us], alongside=name)
         ratio = ratio_interval(ratios, miss_probability=scoring.miss_probability)
         versus[name] = lowered_alike(ratio, claimed, speedup)
     return Score(
@@ -121,16 +121,16 @@ def score(blocks: Sequence[TimingBlock], series: Sequence[TimingSeries], scoring
     )
 
 
-def beside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
+def alongside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
     """The record, over eager, of a stock configuration that was timed beside a candidate; None where it was not measured."""
-    name = baseline.name_beside
-    sides = [block for block in found.blocks if name in block.beside_us]
-    failed = found.checks.get("beside", {}).get(name)
+    name = baseline.name_alongside
+    sides = [block for block in found.blocks if name in block.alongside_us]
+    failed = found.checks.get("alongside", {}).get(name)
     if failed is not None:
         outcome = {"verdict": Verdict.REJECTED, "reason": failed["reason"], "detail": failed["detail"]}
     elif sides and found.scoring is not None:
         timed = [
-            block.model_copy(update={"candidate_us": block.beside_us[name], "claimed_us": (), "beside_us": {}})
+            block.model_copy(update={"candidate_us": block.alongside_us[name], "claimed_us": (), "alongside_us": {}})
             for block in sides
         ]
         outcome = {"verdict": Verdict.ACCEPTED, **score(timed, (), found.scoring).recorded}
@@ -140,7 +140,7 @@ def beside_record(found: Evaluation, baseline: Candidate) -> Evaluation | None:
         **found.model_dump(include={"task", "task_sha256", "contract", "device", "started"}),
         **baseline.model_dump(include={"policy", "techniques", "source"}),
         candidate_sha256=baseline.sha256,
-        checks={key: found.checks[key] for key in _PRECISIONS & found.checks.keys()} | {"beside": found.candidate_sha256},
+        checks={key: found.checks[key] for key in _PRECISIONS & found.checks.keys()} | {"alongside": found.candidate_sha256},
         **outcome,
     )
 
@@ -186,15 +186,15 @@ def outside_us(series: TimingSeries) -> tuple[list[float], list[float]]:
     )
 
 
-def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, beside: str | None = None) -> list[list[float]]:
+def log_ratios(blocks: Sequence[TimingBlock], *, null: bool = False, alongside: str | None = None) -> list[list[float]]:
     """Per process, log(reference latency / candidate latency) of every pair of calls that shared an input.
 
-    `null` takes the second reference in the candidate's place, `beside` what has that name in the reference's.
+    `null` takes the second reference in the candidate's place, `alongside` what has that name in the reference's.
     """
     processes: dict[int, list[float]] = {}
     for block in blocks:
         base, other = (
-            block.reference_us if beside is None else block.beside_us[beside],
+            block.reference_us if alongside is None else block.alongside_us[alongside],
             block.null_us if null else block.candidate_us,
         )
         processes.setdefault(block.process, []).extend(

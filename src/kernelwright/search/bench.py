@@ -161,8 +161,8 @@ def state_of(
     for settings in precisions:
         for entry, task in zip(suite.entries, tasks, strict=True):
             if entry.candidate is not None and Unrecorded(task.records.own, settings)(entry.candidate):
-                beside = task.stock if settings is plan.settings else ()
-                given.append(WorkStep(task, Evaluate(entry.task, entry.candidate, settings, beside)))
+                alongside = task.stock if settings is plan.settings else ()
+                given.append(WorkStep(task, Evaluate(entry.task, entry.candidate, settings, alongside)))
     in_turn = sorted(tasks, key=lambda task: task.task.id in failed)
     return SearchState(plan, in_turn, sorted(given, key=lambda step: step.task.task.id in failed))
 

@@ -36,7 +36,7 @@ from kernelwright.records.decisions import (
 from kernelwright.records.improvement import AUDITS_MAX
 from kernelwright.records.models import BASELINE_POLICY
 from kernelwright.records.policy import Look, Policy
-from kernelwright.records.scoring import beside_record
+from kernelwright.records.scoring import alongside_record
 from kernelwright.records.screened import Compiles, Screened
 from kernelwright.rewrites.wrappers import baseline_source
 
@@ -355,15 +355,15 @@ def judgement(task: TaskState, plan: MeasurementPlan, state: SearchState) -> Wor
     """The step that carries out a measurement."""
     stock = task.stock if plan.is_final else ()
     # A finalist that is a stock configuration is timed as one, such as an autotuner, which no default has.
-    names = [stock_of(other) if stock else None for other in plan.beside]
-    others = [baseline_of(task.task, name) if name else other for name, other in zip(names, plan.beside, strict=True)]
-    beside = tuple({other.name_beside: other for other in (*stock, *others)}.values())
+    names = [stock_of(other) if stock else None for other in plan.alongside]
+    others = [baseline_of(task.task, name) if name else other for name, other in zip(names, plan.alongside, strict=True)]
+    alongside = tuple({other.name_alongside: other for other in (*stock, *others)}.values())
     work = Evaluate(
         task.task,
         plan.candidate,
         settings=settings_for(plan, state.plan.settings, state.plan.schedule),
-        beside=beside,
-        memory_bytes=judging_bytes(task.records.screened, len(beside)),
+        alongside=alongside,
+        memory_bytes=judging_bytes(task.records.screened, len(alongside)),
     )
     return WorkStep(task, work, plan)
 
@@ -379,7 +379,7 @@ def plan_for(task: TaskState, state: SearchState) -> MeasurementPlan | None:
         return records.measure(candidate, count, limited=state.plan.is_limited)
     if (fallback := task.fallback) is not None:
         winner = () if records.winner is None else (records.winner.candidate(),)
-        return MeasurementPlan(fallback, may_stand=True, is_final=False, beside=winner)
+        return MeasurementPlan(fallback, may_stand=True, is_final=False, alongside=winner)
     if task.baselines or task.runs(Baselines):
         return None
     if (settling := records.settle()) is not None:
@@ -644,7 +644,7 @@ class Engine:
         task, plan = step.task, step.plan
         if plan is None:
             self._keep(task, CANDIDATE, found)
-            self._take_beside(step, found)
+            self._take_alongside(step, found)
             return
         if plan.candidate in (task.compositions or ()):
             task.compositions = []
@@ -652,7 +652,7 @@ class Engine:
         if not (plan.is_repeated or is_composed(found)):
             task.history.append(found)
         self._keep(task, SEARCH, found, plan)
-        self._take_beside(step, found)
+        self._take_alongside(step, found)
         if is_composed(found):
             if not plan.is_repeated and not found.is_improvement:
                 self._log(task, f"with tuned kernels: {found.reason or 'no improvement'}; the winner stays as it was")
@@ -662,11 +662,11 @@ class Engine:
             name = ", ".join(found.techniques) or found.policy
             self._log(task, f"the improvement of {name} did not hold when measured again", lasting=True)
 
-    def _take_beside(self, step: WorkStep, found: Evaluation) -> None:
+    def _take_alongside(self, step: WorkStep, found: Evaluation) -> None:
         """Keep a record of each stock configuration that was timed beside a candidate."""
         assert isinstance(step.work, Evaluate)
-        for other in step.work.beside:
-            record = beside_record(found, other) if other.policy == BASELINE_POLICY else None
+        for other in step.work.alongside:
+            record = alongside_record(found, other) if other.policy == BASELINE_POLICY else None
             if record is not None and record.reason is not Reason.OUT_OF_MEMORY:  # it may fit where less is beside it
                 self._keep(step.task, other.techniques[0], record)
         known = {record.techniques for record in step.task.records.baselines}

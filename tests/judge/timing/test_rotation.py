@@ -192,12 +192,12 @@ FULL = {"reason": "out-of-memory", "detail": "no memory"}
 
 
 def timed(trial):
-    beside_us = {name: (5.0,) for name in trial.beside}
-    return (TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,), beside_us=beside_us),)
+    alongside_us = {name: (5.0,) for name in trial.alongside}
+    return (TimingBlock(process=0, reference_us=(5.0,), candidate_us=(5.0,), alongside_us=alongside_us),)
 
 
 def full(trial):
-    trial.findings.checks["beside"] = dict.fromkeys(trial.beside, FULL)
+    trial.findings.checks["alongside"] = dict.fromkeys(trial.alongside, FULL)
     return ()
 
 
@@ -206,9 +206,9 @@ def rotate_by(gpu_judge, monkeypatch):
     """A rotation of RELU's baselines on a simulated GPU, where a given function measures them, without a trial."""
 
     def rotate_by(measure, *baselines, **options):
-        def trial(task, first, directory, settings, findings, beside):
-            by_name = {one.name_beside: one for one in beside}
-            return SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0), findings=findings, beside=by_name)
+        def trial(task, first, directory, settings, findings, alongside):
+            by_name = {one.name_alongside: one for one in alongside}
+            return SimpleNamespace(gate=SimpleNamespace(held_s=0.0, waited_s=0.0), findings=findings, alongside=by_name)
 
         monkeypatch.setattr(rotation, "measure", lambda trial, flush: measure(trial))
         monkeypatch.setattr(gpu_judge, "trial", trial)
@@ -242,9 +242,9 @@ def test_a_rotation_whose_memory_ran_out_is_made_once_more_alone(gpu_judge, rota
 @pytest.mark.parametrize("fitting", [5, 2, 1, 0])
 def test_baselines_that_do_not_fit_together_are_measured_by_halves(rotate_by, simulated_gpu, fitting, how):
     def measure(trial):
-        if len(trial.beside) > fitting and how == "error":
+        if len(trial.alongside) > fitting and how == "error":
             raise DeviceError("no memory")
-        return full(trial) if len(trial.beside) > fitting else timed(trial)
+        return full(trial) if len(trial.alongside) > fitting else timed(trial)
 
     simulated_gpu.reserved_gib, simulated_gpu.allocated_gib = 5, 3
     baselines = [baseline("pass", name=str(number)) for number in range(5)]

@@ -56,7 +56,7 @@ class FakeTrial:
         self.redraws = self.has_buffers = False
         self.oracle = SimpleNamespace(training=True)
         self.gate = FakeGate()
-        self.beside = {}
+        self.alongside = {}
         self.is_left_out = set().__contains__
 
     def drawing(self):
@@ -123,7 +123,7 @@ def test_a_side_that_does_not_start_closes_the_others(error):
         return SimpleNamespace(close=lambda: closed.append(role))
 
     with pytest.raises(type(error)) as caught:
-        timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), beside={}))
+        timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), alongside={}))
     assert caught.value is error
     assert closed == ["reference", "reference"]
 
@@ -134,7 +134,7 @@ def test_where_reference_and_candidate_do_not_start_the_candidate_is_not_to_blam
 
     for _ in range(4):
         with pytest.raises(TaskError):
-            timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), beside={}))
+            timing.start_sides(SimpleNamespace(start=start, facts=FakeTrial(), alongside={}))
 
 
 def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
@@ -146,7 +146,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     gate = contextlib.nullcontext
     trial = SimpleNamespace(
         core=None,
-        beside={},
+        alongside={},
         start=lambda role: started.append(role) or side("fresh"),
         gate=lambda shared=False: gate(),
         findings=CheckFindings(Demands()),
@@ -173,7 +173,7 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
     timed.triple(1, {}, against_truth=False)
     assert sorted(started[1:]) == ["candidate", "reference", "reference"]
     assert closed == ["fresh"] * 4
-    trial.beside, trial.is_left_out = dict.fromkeys(["compile", "cudnn"]), lambda name: name == "cudnn"
+    trial.alongside, trial.is_left_out = dict.fromkeys(["compile", "cudnn"]), lambda name: name == "cudnn"
     PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(1, {}, against_truth=False)
     assert sorted(started[4:]) == ["candidate", "compile", "reference", "reference"]
     assert closed == ["fresh"] * 8
@@ -232,7 +232,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
 
         given = dict.fromkeys(SIDES[:2], SimpleNamespace(close=lambda: None))
         findings, settings = CheckFindings(Demands()), Settings.quick()
-        trial = SimpleNamespace(core=None, gate=gate, beside={}, findings=findings, settings=settings)
+        trial = SimpleNamespace(core=None, gate=gate, alongside={}, findings=findings, settings=settings)
         trial.start, trial.facts = lambda role: SimpleNamespace(close=lambda: None), FakeTrial()
         PairedTiming(trial, UNCHECKED, None, triple_kind=Run).triple(0, given, against_truth=False)
         return entered[1:-1]  # without the first calls and the look at the process
@@ -373,7 +373,7 @@ def test_a_draw_on_which_the_reference_gives_nan_is_passed_over_and_the_next_is_
 )
 def test_what_fails_beside_the_candidate_is_left_out_and_any_other_side_raises(failure):
     left_out = {}
-    trial = SimpleNamespace(beside={"rival": None}, leave_out=lambda name, *why: left_out.update({name: why}))
+    trial = SimpleNamespace(alongside={"rival": None}, leave_out=lambda name, *why: left_out.update({name: why}))
     with triple.forgiving(trial, "rival"):
         raise failure
     reason = getattr(failure, "reason", Reason.OUT_OF_MEMORY)
@@ -778,7 +778,7 @@ def test_a_first_measurement_goes_on_until_it_is_certain_on_which_side_of_the_fa
 
     def with_rival(*given):
         triple = made(*given)
-        block = triple.blocks[0].model_copy(update={"beside_us": {"compile": (rival_us, rival_us)}})
+        block = triple.blocks[0].model_copy(update={"alongside_us": {"compile": (rival_us, rival_us)}})
         return replace(triple, blocks=(block,))
 
     trial = FakeTrial()

@@ -29,7 +29,7 @@ from kernelwright.records import Candidate, Label, Reason
 from kernelwright.records.lines import sha256_of
 from kernelwright.records.models import BASELINE_POLICY
 
-BESIDE = "beside"
+ALONGSIDE = "alongside"
 """Key of the record's checks with why something was not timed beside the candidate, by name."""
 _TF32_CAPABILITY = (8, 0)
 
@@ -51,7 +51,7 @@ class Trial:
     """Time that the candidate may take; None does not count it."""
     core: int | None = None
     """Processor core on which calls are timed."""
-    beside: Mapping[str, Candidate] = field(default_factory=dict)
+    alongside: Mapping[str, Candidate] = field(default_factory=dict)
     """Stock configurations and other finalists by name, timed beside the candidate; their failures are no verdict."""
 
     @property
@@ -61,11 +61,11 @@ class Trial:
 
     def leave_out(self, name: str, reason: Reason, detail: str) -> None:
         """Note that something is not timed beside the candidate from now on, and why."""
-        self.findings.checks.setdefault(BESIDE, {})[name] = {"reason": reason.value, "detail": detail}
+        self.findings.checks.setdefault(ALONGSIDE, {})[name] = {"reason": reason.value, "detail": detail}
 
     def is_left_out(self, name: str) -> bool:
         """Whether something was left out."""
-        return name in self.findings.checks.get(BESIDE, {})
+        return name in self.findings.checks.get(ALONGSIDE, {})
 
     @property
     def state(self) -> State:
@@ -91,7 +91,7 @@ class Trial:
         """
         if role == "candidate":
             return self._start(role, self.candidate.source, "ModelNew")
-        if (other := self.beside.get(role)) is not None:
+        if (other := self.alongside.get(role)) is not None:
             apart = CheckFindings(Demands(), self.findings.labels)  # what it lacks is no finding about the candidate
             trial = replace(self, findings=apart, candidate=other, budget=None)
             return trial.start_baseline(other) if other.policy == BASELINE_POLICY else trial.start("candidate")

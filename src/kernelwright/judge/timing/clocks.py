@@ -125,7 +125,7 @@ def cross_examine(process: int, samples: Mapping[str, CallSamples], calls: int) 
             candidate_us=_pair(candidate, index),
             null_us=_pair(null, index),
             claimed_us=_pair(candidate, index),
-            beside_us={name: _pair(side, index) for name, side in samples.items() if name not in _SIDES},
+            alongside_us={name: _pair(side, index) for name, side in samples.items() if name not in _SIDES},
         )
         for index in range(len(reference.clocks) // 2)
     ]

@@ -87,7 +87,7 @@ class PairedTiming:
         found = trial.findings.checks.get("sets", {})
         telling = [one for one in check.tolerances if found.get(one.name, {}).get("calibrated")]
         self._odd = OddInputs([*check.tolerances], trial.settings, telling)
-        self._beside = [*trial.beside]
+        self._alongside = [*trial.alongside]
         """Names of what is timed beside the candidate in the next triple."""
 
     def run(self, checked: Mapping[str, Side] | None = None) -> tuple[Score, list[dict[str, float]]]:
@@ -119,8 +119,8 @@ class PairedTiming:
                     raise
                 trial.findings.checks["settled"] = f"after {len(triples)} process triples: {failure.detail}"
             process = len(triples)
-            if process == 1 and self._beside:
-                self._beside = near_the_front(triples[0].blocks, trial.beside)
+            if process == 1 and self._alongside:
+                self._alongside = near_the_front(triples[0].blocks, trial.alongside)
             if self._progress is not None:
                 self._progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
             if process < settings.processes_min and not spent:
@@ -150,7 +150,7 @@ class PairedTiming:
         trial = self._trial
         phase = functools.partial(counted, trial.findings.phases_s)
         with phase("starts"):
-            names = (*SIDES, *(name for name in self._beside if not trial.is_left_out(name)))
+            names = (*SIDES, *(name for name in self._alongside if not trial.is_left_out(name)))
             start = start_sides if self._ahead is None else self._ahead.take
             sides = start(trial, [name for name in names if name not in given])
             for name, side in sides.items():
@@ -194,19 +194,19 @@ class PairedTiming:
                     end(side)
 
     def _without_left_out(self, block: TimingBlock) -> TimingBlock:
-        kept = {name: us for name, us in block.beside_us.items() if not self._trial.is_left_out(name)}
-        return block.model_copy(update={"beside_us": kept})
+        kept = {name: us for name, us in block.alongside_us.items() if not self._trial.is_left_out(name)}
+        return block.model_copy(update={"alongside_us": kept})
 
 
-def near_the_front(blocks: Sequence[TimingBlock], beside: Mapping[str, Candidate]) -> list[str]:
+def near_the_front(blocks: Sequence[TimingBlock], alongside: Mapping[str, Candidate]) -> list[str]:
     """Names of what is worth timing beside the candidate after these blocks."""
 
     def latency_us(sides: Iterable[Sequence[float]]) -> float:
         return median(value for side in sides for value in side)
 
-    timed = [name for name in beside if all(name in block.beside_us for block in blocks)]
-    found_us = {name: latency_us(block.beside_us[name] for block in blocks) for name in timed}
-    stock = {name for name in timed if beside[name].policy == BASELINE_POLICY}
+    timed = [name for name in alongside if all(name in block.alongside_us for block in blocks)]
+    found_us = {name: latency_us(block.alongside_us[name] for block in blocks) for name in timed}
+    stock = {name for name in timed if alongside[name].policy == BASELINE_POLICY}
     best_us = min((found_us[name] for name in stock - OVERWRITING), default=math.inf)
     own_us = latency_us(block.candidate_us for block in blocks)
     return [name for name in timed if found_us[name] <= _NEAR * (best_us if name in stock else own_us)]

@@ -26,7 +26,7 @@ from kernelwright.judge.timing.pairs import PairedTiming
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Reason, Scoring, Task, TimingBlock, Verdict
 from kernelwright.records.intervals import MISS_PROBABILITY
-from kernelwright.records.scoring import beside_record
+from kernelwright.records.scoring import alongside_record
 from kernelwright.seconds import utc_now
 
 
@@ -74,7 +74,7 @@ def rotate(
                 started=began,
             )
         about = {"rotation": len(baselines), "device_s": trial.gate.held_s, "waited_s": trial.gate.waited_s}
-        records = [record for one in baselines if (record := beside_record(found, one)) is not None]
+        records = [record for one in baselines if (record := alongside_record(found, one)) is not None]
         elapsed_s = round(time.monotonic() - started, 3)
         return [record.model_copy(update={"elapsed_s": elapsed_s, "checks": record.checks | about}) for record in records]
 

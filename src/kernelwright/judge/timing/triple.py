@@ -66,7 +66,7 @@ def forgiving(trial: Trial, name: str) -> Iterator[None]:
     try:
         yield
     except (RejectionError, WorkerError, DeviceError, RuntimeError) as failure:
-        if name not in trial.beside or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
+        if name not in trial.alongside or (isinstance(failure, RuntimeError) and not device_is_full(failure)):
             raise
         if isinstance(failure, RejectionError | WorkerError):
             trial.leave_out(name, failure.reason, failure.detail)
@@ -125,9 +125,9 @@ class ProcessTriple:
             except TaskError:
                 self._in_step = False
                 return  # this draw lies outside the task's domain; the reference's process may be gone with it
-            if self._beside:  # theirs too, and torch.compile would compile anew for other inputs than the task's own
+            if self._alongside:  # theirs too, and torch.compile would compile anew for other inputs than the task's own
                 own = self._trial.facts.draw()
-                for name in self._beside:
+                for name in self._alongside:
                     with forgiving(self._trial, name):
                         self.sides[name].call(self.sides[name].place(own, slot=slot), seed=seed)
             if has_nan(answers["reference"].outputs):
@@ -185,7 +185,7 @@ class ProcessTriple:
             with forgiving(self._trial, name):
                 answers[name] = calls.pop(name).result()  # as in `start_sides`
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
-        self._compare_beside(answers, inputs)
+        self._compare_alongside(answers, inputs)
         if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
             self.odd_inputs([one for one in self._check.tolerances if one.layout])
 
@@ -201,7 +201,7 @@ class ProcessTriple:
             for name in self._names:
                 self.sides[name].worker.keep_still()
             self._watch_idle_work()
-        for name in self._beside:
+        for name in self._alongside:
             self.sides[name].is_read = False
 
     def _watch_idle_work(self) -> None:
@@ -258,15 +258,15 @@ class ProcessTriple:
                 self.samples[name].quiet_us += quiet_us
         self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
         if not keep:
-            self._compare_beside(answers, inputs)
+            self._compare_alongside(answers, inputs)
 
     @property
-    def _beside(self) -> list[str]:
+    def _alongside(self) -> list[str]:
         return [name for name in self._names if name not in SIDES]
 
-    def _compare_beside(self, answers: dict[str, CallOutput], inputs: list[Any]) -> None:
+    def _compare_alongside(self, answers: dict[str, CallOutput], inputs: list[Any]) -> None:
         """Leave out what answers something else than eager."""
-        for name in self._beside:
+        for name in self._alongside:
             if (failed := self._answers.failure(answers[name], answers["reference"], inputs)) is not None:
                 self._trial.leave_out(name, failed.reason, failed.detail)
 
