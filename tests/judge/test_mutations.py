@@ -230,7 +230,11 @@ class Mutation:
 MUTATIONS = [
     Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check, "check_similar_inputs")),
     Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
-    Mutation("new weights after many calls", "c10_folded_on_first_call", skip(check, "check_reloading")),
+    Mutation(
+        "new weights after many calls",
+        "c10_folded_on_first_call",
+        skip(check, "check_reloading", "check_weight_structure"),
+    ),
     Mutation("new weights in a few elements or part of a row", "sampled_weight_rows", all_weights_change_together),
     Mutation(
         "buffers compared, and both modes (each catches it)",
@@ -274,7 +278,11 @@ MUTATIONS = [
         lambda patch: patch.setattr(oracle.Places, "as_good", lambda self, others, dtype: torch.ones_like(others).bool()),
     ),
     Mutation("weights as training leaves them", "w03_positive_gain", skip(check, "check_weight_structure")),
-    Mutation("weights loaded after the constructor", "c10_ignored_load", weights_as_constructed),
+    Mutation(
+        "weights loaded after the constructor",
+        "c10_ignored_load",
+        both(weights_as_constructed, skip(check, "check_weight_structure")),
+    ),
     Mutation("a state that calls carry in buffers", "c12_state_of_the_load", skip(facts, "carried", answer=[])),
     Mutation("buffers that are not at their defaults", "default_buffers_left_out", skip(check, "check_default_buffers")),
     Mutation(
@@ -453,8 +461,10 @@ OWNERS = {
     "check_similar_inputs": check,
     "check_buffers": check,
     "check_reloading": check,
+    "check_weight_structure": check,
     "check_other_mode": check,
     "check_layouts": check,
+    "check_usage": check,
     "check_late": judge_module,
 }
 """The module by whose name each check is called."""
@@ -599,8 +609,8 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     number = 50
 
     def patient(source: str) -> str:
-        assert "_CALLS[0] > 14" in source
-        return source.replace("_CALLS[0] > 14", f"_CALLS[0] > {number}")
+        assert "_CALLS[0] > 16" in source
+        return source.replace("_CALLS[0] > 16", f"_CALLS[0] > {number}")
 
     skip(check, "check_growth")(monkeypatch)  # which makes many calls too
     found = evaluate(timed, "c14_drifting", patient)
@@ -709,7 +719,7 @@ def test_a_module_that_hears_of_what_is_asked_of_it_passes(judge: Judge, monkeyp
     expected = HACKS[hack]
     found = evaluate(judge, hack)
     assert found.reason in expected.reasons if expected.reasons else expected.labels & set(found.labels)
-    skip(check, "check_replaced_weights", "check_growth")(monkeypatch)
+    skip(check, "check_replaced_weights", "check_growth", "check_usage")(monkeypatch)
     with judge_whose_workers(heard) as hearing:
         found = evaluate(hearing, hack)
     assert found.accepted, found.detail
