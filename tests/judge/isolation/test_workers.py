@@ -107,7 +107,7 @@ def test_baselines_have_processes_of_their_own_kind(judge, started):
     settings = judge.settings.model_copy(update={"timed": True, "blocks": 2, "triple_s": 0.0})
     for made in (RELU, WIDER, RELU):
         source = made.source + "\n\nclass ModelNew(Model):\n    pass\n"
-        both = [Candidate(source=f"{source}# {name}", policy="test", techniques=(name,)) for name in ("one", "other")]
+        both = [Candidate(source=f"{source}# {name}", policy="baseline", techniques=(name,)) for name in ("one", "other")]
         assert [found.accepted for found in rotate(judge, made, both, settings=settings)] == [True, True]
     builds = [build for role, build, _ in started if role == "baseline"]
     assert len(builds) == len(set(builds)) == 2, "one process and one folder of caches for each kind"
