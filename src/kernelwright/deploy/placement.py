@@ -119,7 +119,7 @@ class _Code:
         return str(self._built.__dict__.get("last_path", "optimized"))
 
     def misfit(self, model: nn.Module) -> str:
-        """What differs from the parts, mode and precision for which the code was confirmed; empty where nothing does."""
+        """Differences from the parts, mode and precision for which the code was confirmed; empty if there are none."""
         if torch.is_autocast_enabled(self._device_type):
             return "autocast is on"
         if torch.compiler.is_compiling() or _operators_are_watched():

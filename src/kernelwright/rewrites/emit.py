@@ -286,7 +286,7 @@ def _constructor(trace: Trace) -> list[str]:
 
 
 def _handover(condition: str, given: str) -> list[str]:
-    """What gives other calls to the reference, and notes which way a call went."""
+    """Lines that give other calls to the reference, and note which way a call went."""
     return [
         f"if not {condition}:",
         f"    self._runs_reference({given})",
@@ -371,7 +371,7 @@ def module(
 
 
 def _tests(trace: Trace, training: Body, evaluation: Body) -> list[str]:
-    """What must hold for a call for which the lines were written."""
+    """Conditions of the calls for which the lines were written."""
     kernels = list(dict.fromkeys((*training.kernels, *evaluation.kernels)))
     settings = dict.fromkeys(one for kernel in kernels for one in getattr(kernel, "requires", ()))
     return _guards(trace, [*_kernel_guards(trace, kernels[0]), *settings] if kernels else [])

@@ -41,7 +41,7 @@ class ModeVerdict:
         }
 
     def findings(self) -> Iterator[tuple[str, str]]:
-        """What was found, one line each: its kind, and its words."""
+        """Findings, one line each: kind and words."""
         found, errors = self.evaluation, self.errors
         yield "verdict", str(found.verdict)
         missing = dict(found.checks.get("missing", {}))

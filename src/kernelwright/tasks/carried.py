@@ -33,7 +33,7 @@ def carried(model: nn.Module, answer: Callable[[bool], list[torch.Tensor]]) -> l
 
 
 def _marks(model: nn.Module) -> dict[str, Any]:
-    """What tells whether the buffers and attributes of a module's parts have changed, by name."""
+    """Marks by name that change with the buffers and attributes of a module's parts."""
     marks: dict[str, Any] = {name: _mark(buffer) for name, buffer in model.named_buffers()}
     for path, part in model.named_modules():
         marks |= {

@@ -118,7 +118,7 @@ class InputSet:
 
 
 def _places(x: torch.Tensor) -> list[int]:
-    """Where the elements of a tensor lie: its offset and its strides, of dimensions that are longer than 1."""
+    """Offset of a tensor in its memory, and strides of its dimensions that are longer than 1."""
     return [int(x.storage_offset()), *(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)]
 
 

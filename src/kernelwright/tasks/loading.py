@@ -99,7 +99,7 @@ _DTYPES = """
 
 
 def unfit(value: Any, *, sparse: bool = False) -> str | None:
-    """What a value is that cannot be varied, sent to other processes and compared, and what to do; None for a plain tensor.
+    """Kind of a tensor that cannot be varied, sent to other processes and compared, and what to do; None for a plain tensor.
 
     Args:
         sparse: True takes a sparse tensor, of which nothing is varied.

@@ -84,7 +84,7 @@ class Inspection(Mode):
 
 
 class Held(_WorkerReply):
-    """What a process holds by kind, and whether calls moved random generators."""
+    """Counts of what a process holds, by kind, and whether calls moved random generators."""
 
     held: dict[str, int]
     moved: bool
@@ -295,7 +295,7 @@ class Side:
         return self._asked(Use, "use", self._settings.build_limit_s, layout=self.place(inputs, slot=0), seed=seed)
 
     def held(self) -> Held:
-        """What the process holds now; random generators begin elsewhere after it."""
+        """Counts of what the process holds now; random generators begin elsewhere after it."""
         return self._asked(Held, "held", self._settings.run_limit_s, seed=secrets.randbits(32))
 
     def operators(self) -> list[str]:

@@ -230,8 +230,8 @@ class Harness:
         return {"before": self.before, "after": after, "patched": patched, "training": bool(self.model.training)}
 
     def op_held(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What the process holds, and whether calls have moved random generators since this was asked last. They begin
-        elsewhere then: a module that sets the same seed in each call is seen too."""
+        """Counts of what the process holds, and whether calls have moved random generators since the last request. They
+        begin elsewhere then: a module that sets the same seed in each call is seen too."""
         moved = self.moved_generators(self.seeded)
         random.seed(message["seed"])
         numpy.random.seed(message["seed"] % (1 << 32))
@@ -354,7 +354,7 @@ class Harness:
         return {}
 
     def op_use(self, message: dict[str, Any]) -> dict[str, Any]:
-        """What a training step and a call under autocast find."""
+        """Gradients of a training step, and types of outputs under autocast."""
         assert self.model is not None
         skeleton, tensors = self.layouts[message["layout"]]
         answers = used(self.model, skeleton, tensors, message["seed"])

@@ -290,7 +290,7 @@ def generators() -> tuple[Any, set[int]]:
 
 
 def held(device: torch.device, folder: Path) -> dict[str, int]:
-    """What this process holds that calls may leave behind: bytes of memory, descriptors, threads, children, files."""
+    """Counts of what calls may leave behind in this process: bytes of memory, descriptors, threads, children, files."""
     threads, children = list(Path("/proc/self/task").iterdir()), list[str]()
     for thread in threads:
         with contextlib.suppress(OSError):  # of a thread that has ended, or a kernel that does not say
