@@ -44,6 +44,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	$(BIN)/python .ci/check_prose.py
 
 # Resolves the dependencies for each version of Python; takes minutes and the network, so it is no part of `check`.
 check-dependencies: setup

@@ -1,9 +1,11 @@
-"""Tracked text speaks of the project alone: no paths of a machine it was written on, no mirrors."""
+"""Tracked text speaks of the project alone: no paths of a machine, no mirrors. Its sentences are short."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,26 @@ def test_the_patterns_catch_what_they_are_for(line):
 )
 def test_the_patterns_leave_ordinary_words_alone(line):
     assert problems_in(line) == []
+
+
+def test_pages_and_docstrings_are_written_as_contributing_says():
+    found = subprocess.run([sys.executable, ROOT / ".ci" / "check_prose.py"], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "long", "habits"),
+    [
+        ("A NaN always fails. A waiting timer blocks new entrants for up to 4 s.", 0, 0),
+        ("`run` " + "word " * 25 + "and an end.", 1, 0),
+        ("| `run` | " + "word " * 30 + "|", 0, 0),
+        ("```\nWhat runs here takes less since.\n```", 0, 0),
+        ("- Whether it is right.", 0, 1),
+        ("It takes half since. One has 1.52 of the best baseline.", 0, 2),
+        ("Why? What a page says is short?", 0, 0),
+    ],
+)
+def test_long_sentences_and_habits_are_found(page, long, habits):
+    prose = runpy.run_path(str(ROOT / ".ci" / "check_prose.py"))
+    found = prose["faults"](list(prose["of_page"](page)), prose["HABITS"])
+    assert [len(one) for one in found] == [long, habits]

@@ -24,7 +24,7 @@ import pytest
 from kernelwright import cli
 
 ROOT = Path(__file__).parents[2]
-RUN = ("start", "your-model", "models", "training", "sass", "scale", "deploy")
+RUN = ("start", "your-model", "models", "training", "sass", "rewards", "deploy")
 """Pages of which every block runs."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*.md")])
 LIMIT_S = 1800

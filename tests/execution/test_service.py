@@ -54,7 +54,7 @@ def service(start):
 
 def service_blocks(language):
     """Blocks of code on the page, from the section on the service to its table of routes."""
-    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
     section = page.partition("## The reward service")[2].partition("| route |")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeCommand:
-    """Serve the judge over HTTP, for trainers that run elsewhere (docs/scale.md).
+    """Serve the judge over HTTP, for trainers that run elsewhere (docs/rewards.md).
 
     Prints the service's address on stdout once it answers. Ctrl-C or SIGTERM lets evaluations that have begun end; a
     second one does not wait. Whatever was finished is in DIR.

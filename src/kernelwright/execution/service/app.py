@@ -185,7 +185,7 @@ def _problem(error: KernelwrightError) -> RequestError:
     if isinstance(error, TaskError):
         return RequestError(422, ErrorCode.TASK_ERROR, "a task that works", found, "Correct the task.")
     if isinstance(error, UsageError):
-        do = "Correct the request; docs/scale.md describes its fields."
+        do = "Correct the request; docs/rewards.md describes its fields."
         return RequestError(422, ErrorCode.INVALID_REQUEST, "a request that can be answered", found, do)
     code = ErrorCode.SHUTTING_DOWN if isinstance(error, ShuttingDownError) else ErrorCode.INFRASTRUCTURE
     do = "Ask again: nothing is remembered of this failure."
@@ -199,7 +199,7 @@ def _invalid(request: Request, error: RequestValidationError) -> RequestError:
     found = explained(error.errors(), model)
     if problem["type"] == "json_invalid":
         return RequestError(400, ErrorCode.INVALID_JSON, "a JSON object", found, "Send JSON, encoded in UTF-8.")
-    wanted, do = "a request of known fields, each in its range", "Correct the field; docs/scale.md lists them."
+    wanted, do = "a request of known fields, each in its range", "Correct the field; docs/rewards.md lists them."
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if problem["loc"] == ("body",) and not kind.endswith("json"):
         # What a page in a browser may send unasked is never read as JSON.

@@ -46,7 +46,7 @@ class _RaisesConfigError(ModelMetaclass):
             found = explained(error.errors(include_url=False), cast("type[BaseModel]", cls))
             end = "" if found.endswith("?") else "."
             raise ConfigError(
-                f"Wanted valid fields of {cls.__name__}, which docs/scale.md lists; found {found}{end}"
+                f"Wanted valid fields of {cls.__name__}, which docs/rewards.md lists; found {found}{end}"
             ) from error
 
 
