@@ -357,8 +357,11 @@ def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     def arranged(part: torch.Tensor) -> torch.Tensor:
         def lot(*values: int) -> torch.Tensor:
-            chosen = torch.randint(len(values), (*part.shape[:-1], 1), generator=generator, device=x.device)
-            return torch.tensor(values, device=x.device)[chosen]
+            # Dealt, so that among many rows each value comes equally often.
+            rows, deck = part[..., 0].numel(), torch.tensor(values, device=x.device)
+            deck = deck[torch.randperm(len(values), generator=generator, device=x.device)]
+            order = torch.randperm(rows, generator=generator, device=x.device) % len(values)
+            return deck[order].view(*part.shape[:-1], 1)
 
         counted = part != 0
         ranked = part.masked_fill(~counted, torch.inf).sort(dim=-1).values

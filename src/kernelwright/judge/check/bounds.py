@@ -184,7 +184,7 @@ class Bounds:
         try:
             # Tiles leave single elements beside large ones far off, and few of them.
             tiled = self._effect(question, mode=OtherSums(unit, tiles=True)).without("rms")
-            moved = farthest([self._effect(question, mode=OtherSums(unit)), tiled])
+            moved = farthest([self._effect(question, mode=OtherSums(unit, series=question.orders_terms)), tiled])
         except OutOfDomainError:
             moved = Distance(0.0, 0.0)
         lower = question.tolerance.lower or Distance(0.0, 0.0)  # of these very inputs, whose terms may cancel
@@ -193,9 +193,6 @@ class Bounds:
             for index in range(len(dtypes))
         ]
         found = [replace(moved.of(index), rms=min(moved.of(index).rms, limit)) for index, limit in enumerate(most)]
-        if question.orders_terms:
-            told = [moved.of(index).rms > 0 and math.isfinite(limit) for index, limit in enumerate(most)]
-            found = [replace(one, rms=limit) if sums else one for one, limit, sums in zip(found, most, told, strict=True)]
         return of_outputs([replace(one, worst=max(one.worst, 4 * one.rms)) for one in found])
 
     def _effect(self, question: Question, **how: Any) -> Distance:

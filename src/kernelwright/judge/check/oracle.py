@@ -438,11 +438,12 @@ class OtherSums(_DispatchMode):
 
     Terms of any order may make u * sqrt(n) for unit roundoff u: Higham and Mary, A New Approach to Probabilistic Rounding
     Error Analysis (2019), theorem 2.4. Random ones of one sign that are added one after the other make about a quarter.
+    Terms in order or nearly alike, whose roundings all have one direction, make u * n / 2 in series (`series`).
     """
 
-    def __init__(self, unit: float = 0.0, *, tiles: bool = False) -> None:
+    def __init__(self, unit: float = 0.0, *, tiles: bool = False, series: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._unit, self._tiles = unit, tiles
+        self._unit, self._tiles, self._series = unit, tiles, series
         self.names = set[str]()
         """All operators that ran, of whatever kind."""
 
@@ -466,7 +467,8 @@ class OtherSums(_DispatchMode):
     def _moved(self, x: Any, terms: int, sizes: Any) -> Any:
         if not (isinstance(x, torch.Tensor) and is_inexact(x)):
             return x
-        limit = (math.sqrt(terms) * x.abs() + sizes) * self._unit
+        roundings = terms / 2 if self._series else math.sqrt(terms)
+        limit = (roundings * x.abs() + sizes) * self._unit
         return x + torch.rand_like(limit).sub_(0.5).sign_() * limit
 
 
