@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import httpx
 from fastapi.testclient import TestClient
@@ -23,6 +24,11 @@ TASK = {
     "id": "relu",
     "source": "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n",
 }
+
+
+def shared_by_all(server):
+    """Fork servers of screening that are one which other tests have too: each would import torch anew."""
+    return SimpleNamespace(is_single=True, keep_off=server.keep_off, server=lambda compiling: server)
 
 
 class FakeJudge(FakeExecutor):

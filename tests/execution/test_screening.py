@@ -19,6 +19,7 @@ from kernelwright.judge.isolation.gate import DisturbedError
 from kernelwright.judge.isolation.process import Worker, WorkerError
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Compiles
+from tests.execution.fakes import shared_by_all
 from tests.samples import module
 
 TASK = Task(
@@ -39,7 +40,7 @@ def get_init_inputs():
     return []
 """,
 )
-SETTINGS = Settings.quick(threads=1, run_limit_s=3.0)
+SETTINGS = Settings.quick(threads=1)
 
 RIGHT = module()
 WRONG = module("a[:, None] + b")
@@ -59,8 +60,8 @@ def screening(task=TASK, settings=SETTINGS, slots=1):
 
 
 @pytest.fixture(scope="module")
-def screener():
-    with screening() as made:
+def screener(_one_fork_server):
+    with Screener(TASK, "cpu", SETTINGS, shared_by_all(_one_fork_server()), slots=1) as made:
         yield made
 
 
@@ -104,7 +105,7 @@ def test_what_is_wrong_has_a_reason_code(screener, source, reason):
     [(DIES, Reason.CRASHED), (HANGS, Reason.RUN_TIMEOUT), (CHANGES_FLAGS, None)],
 )
 def test_after_a_crash_a_hang_or_changed_settings_the_next_candidate_has_a_fresh_process(source, reason):
-    with screening(settings=SETTINGS.model_copy(update={"build_limit_s": 5.0})) as screener:
+    with screening(settings=SETTINGS.model_copy(update={"build_limit_s": 5.0, "run_limit_s": 3.0})) as screener:
         before, bad, after = look(screener, RIGHT, source, RIGHT + "\n")
     assert bad.reason == reason
     assert (before.correct, after.correct) == (True, True)

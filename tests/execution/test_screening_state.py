@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from kernelwright.execution.screener import Screener
 from kernelwright.judge import Settings
 from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.records import Candidate, Contract, Reason, Task
+from tests.execution.fakes import shared_by_all
 from tests.quick import exhaustive_but
 
 SETTINGS = Settings.quick(threads=1, timed=False)
@@ -109,8 +109,7 @@ def looks(_one_fork_server):
 
 
 def looked(server: ForkServer, kept: Kept, settings: Settings, *sources: str):
-    servers = SimpleNamespace(is_single=True, keep_off=server.keep_off, server=lambda compiling: server)
-    with Screener(kept.task, "cpu", settings, servers, slots=1) as screener:
+    with Screener(kept.task, "cpu", settings, shared_by_all(server), slots=1) as screener:
         found = {candidate.source: one for candidate, one in screener.screen(Candidate(source=source) for source in sources)}
     return [found[source] for source in sources]
 

@@ -12,7 +12,7 @@ from kernelwright.records import Candidate, Contract, Evaluation, Label, Reason,
 from kernelwright.records.models import Precision
 from kernelwright.records.tables import BenchEntry, _result, bench_table
 from kernelwright.report.tables import render_markdown
-from tests.judge.snippets import RELU, candidate, task
+from tests.judge.snippets import ANY_WAIT, RELU, candidate, task
 from tests.quick import exhaustive_but
 
 DROP_IN = Settings.quick(threads=1, timed=False)
@@ -159,7 +159,7 @@ def test_what_keeps_neither_is_rejected_by_both(judge, what):
 
 
 def test_both_contracts_hold_in_timed_calls_too(judge):
-    settings = Settings.quick(threads=1, processes_min=1, processes_max=1)
+    settings = Settings.quick(threads=1, processes_min=1, processes_max=1, **ANY_WAIT)
     number = len(judge.evaluate(RELU, RENAMED, settings=DROP_IN).checks["sets"]) + 12
     late = f"self.n = getattr(self, 'n', 0) + 1\nreturn torch.relu(self.other(x)) * (self.n < {number})"
     cheat = Candidate(source=candidate(late).source.replace("self.linear", "self.other"))

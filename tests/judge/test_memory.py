@@ -21,6 +21,7 @@ from kernelwright.records import Candidate, Task
 from kernelwright.tasks import INPUT_SETS, bring_to_life, input_sets
 from kernelwright.tasks.invariants import TensorForm
 from tests.judge.memory import PeakBytes
+from tests.judge.snippets import ANY_WAIT
 
 SOURCE = """
 import torch
@@ -115,7 +116,7 @@ def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypat
     held = PeakBytes()
     timed, last = ("block", "odd_inputs", "audit", "verify_held"), "verify_process"
     peaks = peaks_of(monkeypatch, held, ProcessTriple, *timed, last)
-    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1, audits=2)) as judge, held:
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1, audits=2, **ANY_WAIT)) as judge, held:
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"
     most = max(max(peaks[name]) for name in timed)
     # An input, the candidate's output, and one of an earlier call; or an input before and after it was varied.
@@ -176,7 +177,7 @@ def test_the_checked_reference_gives_its_memory_back_where_that_is_scarce(set_la
         return started[spec.role]
 
     monkeypatch.setattr(Workers, "start", start)
-    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1), progress) as judge:
+    with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1, **ANY_WAIT), progress) as judge:
         judge.memory.alone = alone
         small = Task(id="small", source=SMALL_SOURCE)
         assert judge.evaluate(small, Candidate(source=SMALL_SOURCE.replace("Model", "ModelNew"))).verdict == "accepted"

@@ -571,7 +571,7 @@ VERDICTS = [("lies", False), ("clear", True), ("better", True)]
 """Each verdict on record, and True where it confirms: the top-ranked has its final at once, and what proved faster there."""
 
 
-@pytest.mark.parametrize("records", exhaustive_but(range(1, 10), 7))
+@pytest.mark.parametrize("records", exhaustive_but(range(1, len(SCRIPT["one"]) + len(VERDICTS) + 1), 7))
 def test_a_search_killed_after_any_record_asks_for_no_look_and_no_verdict_twice(tmp_path, monkeypatch, records):
     given = {"policy": Scripted(SCRIPT), "device": "cpu", "budget": 20, "out": tmp_path}
     written, append = [], RunDirectory.append

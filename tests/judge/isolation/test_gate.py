@@ -26,8 +26,8 @@ def own_lock(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
 
-def entered(way_in, *, while_held) -> bool:
-    """Whether another evaluation gets in while `while_held` holds the device."""
+def entered(way_in, *, while_held, wait_s=0.1) -> bool:
+    """Whether another evaluation gets in while `while_held` holds the device, within a time that is long where it should."""
     inside, leave = threading.Event(), threading.Event()
 
     def enter():
@@ -38,7 +38,7 @@ def entered(way_in, *, while_held) -> bool:
     thread = threading.Thread(target=enter)
     with while_held:
         thread.start()
-        got_in = inside.wait(0.1)
+        got_in = inside.wait(wait_s)
     assert inside.wait(10), "it gets in once the other has left"
     leave.set()
     thread.join()
@@ -54,7 +54,8 @@ def entered(way_in, *, while_held) -> bool:
     ),
 )
 def test_only_those_who_measure_nothing_are_in_together(first, second, together):
-    assert entered(DeviceGate(CPU)(shared=second), while_held=DeviceGate(CPU)(shared=first)) is together
+    ways = DeviceGate(CPU)(shared=second), DeviceGate(CPU)(shared=first)
+    assert entered(ways[0], while_held=ways[1], wait_s=10.0 if together else 0.1) is together
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,8 @@ def test_only_those_who_measure_nothing_are_in_together(first, second, together)
 )
 def test_one_may_have_the_memory_alone(first, second, together):
     memory = DeviceMemory(CPU)
-    assert entered(memory(alone=second), while_held=memory(alone=first)) is together
+    wait_s = 10.0 if together else 0.1
+    assert entered(memory(alone=second), while_held=memory(alone=first), wait_s=wait_s) is together
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -18,7 +18,7 @@ from kernelwright.judge.isolation.process import CompilerWatch
 from kernelwright.judge.worker import serving
 from kernelwright.records import Candidate, Reason
 from tests.judge.isolation.forked import in_child
-from tests.judge.snippets import RELU, candidate
+from tests.judge.snippets import ANY_WAIT, RELU, candidate
 from tests.quick import exhaustive_but
 
 HURRIED = Settings.quick(threads=1, timed=False, thorough=False, stall_limit_s=1.0)
@@ -287,7 +287,7 @@ def test_another_one_is_timed_while_one_never_returns(judge, one_fork_server, mo
         evaluating = threading.Thread(target=evaluate)
         evaluating.start()
         assert began.wait(60.0)
-        found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1, thorough=False))
+        found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1, thorough=False, **ANY_WAIT))
         assert found.speedup is not None, (found.reason, found.detail)
         events.append("timed")
         os.kill(endless.worker.pid, signal.SIGKILL)

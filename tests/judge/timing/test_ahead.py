@@ -20,7 +20,7 @@ from kernelwright.judge.timing.pairs import SidesAhead
 from kernelwright.judge.timing.triple import SIDES
 from kernelwright.records import Reason
 from tests.judge.isolation.test_folder import children_of
-from tests.judge.snippets import RELU, candidate
+from tests.judge.snippets import ANY_WAIT, RELU, candidate
 
 
 @dataclass
@@ -140,6 +140,6 @@ def _rejected():
 
 def test_processes_that_started_ahead_are_timed_and_none_is_left(judge, monkeypatch):
     monkeypatch.setattr(judging, "SidesAhead", lambda trial, is_on: SidesAhead(trial, is_on=True))
-    found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1))
+    found = judge.evaluate(RELU, candidate(), settings=Settings.quick(threads=1, **ANY_WAIT))
     assert found.speedup is not None
     assert children_of(judge.fork_server.process.pid) == []

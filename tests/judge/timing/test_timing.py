@@ -27,7 +27,7 @@ from kernelwright.records import Candidate, Label, Reason, TimingBlock, TimingSe
 from kernelwright.records.intervals import MISS_PROBABILITY, Interval
 from kernelwright.records.scoring import Charge, log_ratios
 from kernelwright.tasks.input_sets import InputSet
-from tests.judge.snippets import RELU
+from tests.judge.snippets import ANY_WAIT, RELU
 
 CPU = torch.device("cpu")
 
@@ -441,7 +441,7 @@ def test_where_a_call_on_a_gpu_is_brief_every_side_repeats_its_latest(device, la
 def test_a_judge_that_repeats_calls_finds_the_same(shared_judge, warm_up_each_call):
     warm_up_each_call()
     same = Candidate(source=RELU.source.replace("class Model(", "class ModelNew("))
-    found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1))
+    found = shared_judge.evaluate(RELU, same, settings=Settings.quick(threads=1, **ANY_WAIT))
     assert found.accepted, found.detail
     late = Candidate(
         source=same.source.replace("def forward(self", "def forward(self", 1)

@@ -14,9 +14,9 @@ from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.process import Worker
 from kernelwright.judge.timing.rotation import rotate
 from kernelwright.records import Candidate
-from tests.judge.snippets import RELU
+from tests.judge.snippets import ANY_WAIT, RELU
 
-SETTINGS = Settings.quick(threads=1, blocks=2, thorough=False)
+SETTINGS = Settings.quick(threads=1, blocks=2, thorough=False, **ANY_WAIT)
 ON = "len(os.sched_getaffinity(0)) == 1"
 
 
@@ -65,10 +65,8 @@ def test_candidates_are_checked_where_they_like_and_timed_on_it(judge, moves):
     assert checked.detail.startswith("RuntimeError: on {")
     assert moves == []
     timed = SETTINGS.model_copy(update={"processes_min": 1, "processes_max": 1})
-    judge.evaluate(RELU, candidate("True"), settings=timed)  # whatever a busy machine makes of it
-    once = [{judge.core}] * 3 + [cores_except(judge.core)] * 3
-    assert moves == once * (len(moves) // 6)
-    assert moves
+    assert judge.evaluate(RELU, candidate("True"), settings=timed).accepted
+    assert moves == [{judge.core}] * 3 + [cores_except(judge.core)] * 3
 
 
 def test_every_thread_of_every_process_of_a_worker_moves():
