@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-rest test-all exploits check check-dependencies clean
+.PHONY: setup demo pages test test-rest test-all exploits check check-dependencies clean
 
 setup: $(VENV)/.ready
 
@@ -16,6 +16,10 @@ $(VENV)/.ready: pyproject.toml
 
 demo: setup
 	$(BIN)/kernelwright optimize polynomial_with_common_terms --device auto --budget 3 --judge 1 --processes 5 --out demo-run
+
+# Every published number, from records: summaries, marked blocks of pages, the picture.
+pages: setup
+	$(BIN)/python benchmarks/make_pages.py
 
 # Two processes on two cores: a third one imports everything once more, and waits. One thread each: spinning thread pools would
 # slow all. What is compiled once is kept, whatever the caller's environment says: the tests start some hundred processes,

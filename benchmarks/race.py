@@ -11,7 +11,7 @@ A plan has a list of steps for each GPU, by its number. A step is a run director
 It may take `share` of the seconds that are left when it begins, all by default; a search is told so in minutes. `earlier` is
 the archive of a run directory to go on with, or the folder of a published one. A step that outlives its time is killed. Each
 GPU has an equal part of the processor's cores. Whatever happens to this program, `--pack` holds the records of at most
---every seconds before, and at its end all of them. `race_summary.py` sums up the directories.
+--every seconds before, and at its end all of them. `make_pages.py --publish` takes the directories.
 """
 
 from __future__ import annotations

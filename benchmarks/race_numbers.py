@@ -1,67 +1,48 @@
-"""Computes the numbers of searched suites: the line of each task, and the sums of a group of runs."""
+"""Computes the numbers of searched suites from their runs: the line of each task, and of each released kernel."""
 
 from __future__ import annotations
 
 import functools
-import gzip
-import json
-import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from kernelwright.records import Contract, Evaluation, RunDirectory
 from kernelwright.records.decisions import BASELINE_POLICY, JUDGED, TaskRecords, TaskStatus, confirmed_best
+from kernelwright.records.intervals import ratio_interval
+from kernelwright.records.models import Precision
+from kernelwright.records.scoring import log_ratios
 from kernelwright.records.screened import Screened
-from kernelwright.records.tables import BenchEntry, task_results, task_status
+from kernelwright.records.tables import REFERENCE, BenchEntry, task_results, task_status
 from kernelwright.rewrites.wrappers import WRAPPERS
 
 THEIRS = "cuda-l1"
-"""Policy of the kernels that CUDA-L1 released."""
-GROUPS = {
-    "": "CUDA-L1's shapes",
-    "h100_": "CUDA-L1's shapes on an H100",
-    "today_": "today's shapes",
-    "robust_": "robust-kbench",
-    "modules_": "modules of networks",
-    "modules_bf16_": "modules of networks in bfloat16",
-    "other_": "other suites",
+"""Policy of the kernels that CUDA-L1 released, and the suite of its tasks."""
+SUITES = {
+    THEIRS: "CUDA-L1's shapes",
+    "kernelbench": "today's shapes",
+    "robust-kbench": "robust-kbench",
+    "modules": "modules in float32",
+    "modules-bf16": "modules in bfloat16",
 }
-"""Groups of runs that are summed up together: prefix of their keys, and their name."""
-ON_EITHER = ("", "h100_")
-"""Groups of the same tasks on two kinds of GPU."""
-SUITES = {"kernelbench": "today_", "robust-kbench": "robust_", "modules": "modules_", "modules-bf16": "modules_bf16_"}
-"""Groups of the suites that have one each, on whichever GPU."""
+"""Searched suites, and their names on a page."""
+STOCK = ("compile", "reduce-overhead-fresh", "max-autotune-fresh", "cudagraph-fresh", "cudnn", "channels-last")
+"""The stock baselines beside eager. Each keeps the contract of a drop-in: no later call overwrites its output."""
+TRIPLES = 3
+"""Least number of process triples of an evaluation whose A/A interval counts."""
 Line = dict[str, Any]
 
 
-def geomean(values: Iterable[float]) -> float | None:
-    """Geometric mean; None of nothing."""
-    logs = [math.log(value) for value in values]
-    return round(math.exp(sum(logs) / len(logs)), 4) if logs else None
-
-
-def middle(values: Iterable[float]) -> float | None:
-    """Median; None of nothing."""
-    found = list(values)
-    return round(median(found), 4) if found else None
-
-
 class Run(RunDirectory):
-    """A run directory, or a published one whose estimates are packed without sources and hashes of tasks."""
+    """A run directory, and what its records say of each task."""
 
-    def screened(self) -> Iterable[Screened]:  # type: ignore[override]
-        """Every estimate."""
-        packed = self.path / "estimates.jsonl.gz"
-        if not packed.exists():
-            yield from super().screened()
-            return
-        hashes = {one.task: one.task_sha256 for one in self.evaluations()}
-        for text in gzip.decompress(packed.read_bytes()).decode().splitlines():
-            found = json.loads(text)
-            yield Screened(task_sha256=hashes.get(found["task"], ""), **found)
+    @functools.cached_property
+    def config(self) -> Mapping[str, Any]:
+        """What was asked for."""
+        return self.read_json("config.json") or {}
 
     @property
     def gpu(self) -> str:
@@ -72,77 +53,56 @@ class Run(RunDirectory):
     @property
     def searches(self) -> bool:
         """True where a policy proposed the candidates; a run of given candidates searches nothing."""
-        return bool((self.read_json("config.json") or {}).get("policy"))
+        return bool(self.config.get("policy"))
 
-    @property
-    def group(self) -> str:
-        """Prefix of its keys: that of its suite, and for CUDA-L1's shapes of its GPU."""
-        suite = (self.read_json("config.json") or {}).get("suite")
-        if suite == THEIRS:
-            return "h100_" if "H100" in self.gpu else ""
-        return SUITES.get(str(suite), "other_")
-
-    def latest(self) -> dict[str, str]:
-        """Date and time of each task's latest evaluation."""
-        found: dict[str, str] = {}
+    @functools.cached_property
+    def own(self) -> Mapping[str, Sequence[Evaluation]]:
+        """Evaluations of candidates, by task."""
+        found = defaultdict(list)
         for one in self.evaluations():
-            found[one.task] = max(found.get(one.task, ""), one.started)
+            if one.policy not in (BASELINE_POLICY, THEIRS):
+                found[one.task].append(one)
         return found
 
     @functools.cached_property
-    def dated(self) -> list[tuple[str, Line]]:
-        """Date and time of each task's latest evaluation, and where it stands; read once, since several sums ask."""
-        latest = self.latest()
-        return [(latest.get(line["task"], ""), line) for line in self.lines()]
+    def span(self) -> tuple[str, str]:
+        """Date and time of the first and the last evaluation; empty without one."""
+        times = sorted(one.started for one in self.evaluations())
+        return (times[0], times[-1]) if times else ("", "")
 
-    def lines(self) -> list[Line]:
-        """Status of each task."""
-        own: dict[str, list[Evaluation]] = defaultdict(list)
+    @functools.cached_property
+    def dated(self) -> list[tuple[str, Line]]:
+        """Date and time of each task's latest evaluation, and where it stands."""
+        latest: dict[str, str] = {}
         hashes = {}
         for one in self.evaluations():
+            latest[one.task] = max(latest.get(one.task, ""), one.started)
             hashes[one.task] = one.task_sha256
-            if one.policy not in (BASELINE_POLICY, THEIRS):
-                own[one.task].append(one)
         entries = []
-        for task in self.read_json("tasks.json") or [{"id": name} for name in self.read_json("config.json")["tasks"]]:
-            name, winner = task["id"], confirmed_best(own[task["id"]])
+        winners = {}
+        for task in self.read_json("tasks.json") or [{"id": name} for name in self.config["tasks"]]:
+            name = task["id"]
+            winner = winners[name] = confirmed_best(self.own.get(name, ()))
             level = re.search(r"level(\d+)", name)
             sha256 = winner.candidate_sha256 if winner else None
             entries.append(BenchEntry(name, hashes.get(name, ""), int(level[1]) if level else None, sha256))
-        found = task_status(self, task_results(self, entries, self.read_json("errors.json") or {}))
-        return [line | {"run": self.path.name, "gpu": self.gpu} for line in found]
+        results = task_results(self, entries, self.read_json("errors.json") or {})
+        found = []
+        for line, result in zip(task_status(self, results), results, strict=True):
+            winner = winners[line["task"]] if line["speedup"] else None
+            same = [one for one in self.own[line["task"]] if winner and one.candidate_sha256 == winner.candidate_sha256]
+            more = {"run": self.path.name, "gpu": self.gpu, "beside": sorted(winner.versus) if winner else []}
+            more |= {"evaluations": len(same), "intervals": result.intervals}
+            found.append((latest.get(line["task"], ""), line | more))
+        return found
 
     def open_tasks(self) -> set[str]:
         """Tasks of which the judge would still take a candidate, once more or for the first time."""
         looks: dict[str, list[Screened]] = defaultdict(list)
-        first: dict[str, dict[str, Evaluation]] = defaultdict(dict)
-        confirmed: dict[str, dict[str, Evaluation]] = defaultdict(dict)
         for look in self.screened():
             looks[look.task].append(look)
-        for one in self.evaluations():
-            if one.policy != BASELINE_POLICY:
-                (confirmed if one.confirms else first)[one.task][one.candidate_sha256] = one
-        count = (self.read_json("config.json") or {}).get("judge") or JUDGED
-        return {
-            task
-            for task, found in looks.items()
-            if TaskRecords(found, judged=first[task], confirmed=confirmed[task]).pending(count)
-        }
-
-    def carried(self, winners: Mapping[str, str]) -> Iterable[Evaluation]:
-        """Evaluations of other GPUs' winners in a run that searches nothing, by task and hash of the winner."""
-        if not self.searches:
-            yield from (one for one in self.evaluations() if winners.get(one.task) == one.candidate_sha256)
-
-    def released(self) -> dict[str, float | None]:
-        """Speedup over eager of CUDA-L1's own kernel by task; None where it does not keep KernelBench's contract."""
-        found: dict[str, float | None] = {}
-        for one in self.evaluations():
-            if one.policy == THEIRS:
-                kept = one.contracts[Contract.KERNELBENCH].kept if one.contracts else one.accepted
-                if not kept or one.speedup is not None:
-                    found[one.task] = one.speedup if kept else None
-        return found
+        count = self.config.get("judge") or JUDGED
+        return {task for task, found in looks.items() if TaskRecords.of([*found, *self.own.get(task, ())]).pending(count)}
 
 
 def is_counted(line: Line) -> bool:
@@ -151,13 +111,15 @@ def is_counted(line: Line) -> bool:
 
 
 def ours(line: Line) -> float:
-    """Speedup over eager of what the user gets: the winner, or the reference."""
-    return line["speedup"] or 1.0
+    """Speedup over eager of what the user gets: the winner of a decided task, or the reference."""
+    return (line["speedup"] or 1.0) if is_counted(line) else 1.0
 
 
 def against_best(line: Line) -> float:
-    """Speedup of the user's code over the best baseline; 1 where the winner is that baseline."""
-    return line["vs_best_baseline"] if line["speedup"] else 1.0 / line["best_baseline_speedup"]
+    """Speedup of the user's code over the best stock baseline."""
+    if is_counted(line) and line["speedup"]:
+        return float(line["vs_best_baseline"])
+    return 1.0 / (line["best_baseline_speedup"] or 1.0)
 
 
 def only_wraps(line: Line) -> bool:
@@ -166,7 +128,7 @@ def only_wraps(line: Line) -> bool:
 
 
 def is_behind(line: Line) -> bool:
-    """True where the best baseline is certainly faster than the user's code."""
+    """True where the best stock baseline is certainly faster than what the user gets from a decided task."""
     if line["speedup"]:
         interval = line["vs_best_baseline_interval"]
         return interval is not None and interval[1] < 1.0
@@ -177,64 +139,6 @@ def is_behind(line: Line) -> bool:
 def against_theirs(line: Line, theirs: float | None) -> float:
     """Speedup of the user's code over CUDA-L1's kernel for the task. Where theirs fails its user takes the best baseline."""
     return ours(line) / theirs if theirs else against_best(line)
-
-
-def part(lines: Sequence[Line], released: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    """Numbers of some tasks; CUDA-L1's kernels by the kind of GPU that measured them."""
-    counted = [line for line in lines if is_counted(line)]
-    won = [line for line in counted if line["speedup"]]
-    behind = sum(map(is_behind, counted))
-    ahead = sum(line["ahead"] for line in counted)
-    measured = [line for line in lines if line["baselines_measured"]]
-    compiled = [line for line in counted if "compile" in line["baselines"]]
-    theirs = {name: speedup for kernels in released.values() for name, speedup in kernels.items()}
-    beside = [against_theirs(line, theirs[line["task"]]) for line in counted if line["task"] in theirs]
-    alike = [
-        against_theirs(line, kernels[line["task"]])
-        for line in counted
-        if line["task"] in (kernels := released.get(line["gpu"], {}))
-    ]
-    undecided = [line for line in lines if line["outcome"] == TaskStatus.SCREENED and line["estimate"]]
-    shares = [line["roofline"]["winner"] for line in won if line["roofline"] and line["roofline"]["winner"]]
-    return {
-        "asked": len(lines),
-        "tasks": len(counted),
-        "screened_only": sum(line["outcome"] == TaskStatus.SCREENED for line in lines),
-        "untouched": sum(line["outcome"] == TaskStatus.UNTOUCHED for line in lines),
-        "verified": len(won),
-        "verified_not_below_best_baseline": sum(line["vs_best_baseline"] >= 1.0 for line in won),
-        "geomean_vs_eager": geomean(map(ours, counted)),
-        "geomean_vs_compile": geomean(ours(line) / line["baselines"]["compile"] for line in compiled),
-        "geomean_vs_best_baseline": geomean(map(against_best, counted)),
-        "geomean_vs_best_baseline_filled": geomean(line["vs_best_baseline"] or 1.0 for line in counted),
-        "geomean_best_baseline_vs_eager": geomean(line["best_baseline_speedup"] for line in counted),
-        "floor_tasks": len(measured),
-        "floor_vs_eager": geomean(map(ours, measured)),
-        "floor_vs_best_baseline": geomean(map(against_best, measured)),
-        "median_vs_eager": middle(map(ours, counted)),
-        "median_vs_best_baseline": middle(map(against_best, counted)),
-        "ahead_of_best_baseline": ahead,
-        "ahead_by_wrapper_alone": sum(line["ahead"] and only_wraps(line) for line in counted),
-        "geomean_vs_best_baseline_own_code": geomean(
-            min(against_best(line), 1.0) if only_wraps(line) else against_best(line) for line in counted
-        ),
-        "within_noise_of_best_baseline": len(counted) - ahead - behind,
-        "behind_best_baseline": behind,
-        "geomean_vs_cuda_l1": geomean(beside),
-        "tasks_vs_cuda_l1": len(beside),
-        "geomean_vs_cuda_l1_same_gpu": geomean(alike),
-        "tasks_vs_cuda_l1_same_gpu": len(alike),
-        "median_roofline_share": middle(shares),
-        # May be fooled, and taken beside other work: no result, only what the judge still has to look at.
-        "screened_only_estimates": geomean(line["estimate"] for line in undecided),
-    }
-
-
-def with_levels(lines: Sequence[Line], released: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    """Numbers of all tasks and of each level."""
-    levels = sorted({line["level"] for line in lines if line["level"]})
-    by_level = {f"level{level}": part([one for one in lines if one["level"] == level], released) for level in levels}
-    return part(lines, released) | {"levels": by_level}
 
 
 def later_by_task(runs: Iterable[Run]) -> list[Line]:
@@ -259,88 +163,162 @@ def later_by_task(runs: Iterable[Run]) -> list[Line]:
     return [found[task] for task in dict.fromkeys(line["task"] for _, line in dated)]
 
 
-def once_on_either(runs: Iterable[Run]) -> list[Line]:
-    """One line for each of CUDA-L1's tasks, whichever kind of GPU decided it."""
-    return later_by_task(run for run in runs if run.searches and run.group in ON_EITHER)
+def with_best(line: Line, measured: Sequence[Line]) -> Line:
+    """A line with the best stock baseline: the fastest that any run measured for the task on the same kind of GPU.
+
+    Where that is another run's, the ratio is a quotient of two speedups over eager.
+    """
+    gains = {
+        name: (gain, other) for other in measured for name, gain in other["baselines"].items() if name in STOCK and gain
+    }
+    for other in measured:
+        gains |= {
+            name: (gain, other)
+            for name, gain in other["baselines"].items()
+            if gain and name in gains and gain > gains[name][0]
+        }
+    name, (gain, other) = max(gains.items(), key=lambda one: one[1][0], default=(REFERENCE, (1.0, line)))
+    found = line | {"missing": [stock for stock in STOCK if stock not in gains]}
+    if gain <= (line["best_baseline_speedup"] or 1.0):
+        return found
+    interval = other["intervals"].get(name)
+    ends = interval or (gain, gain)
+    found |= {"best_baseline": name, "best_baseline_speedup": gain, "best_baseline_interval": interval, "beside": []}
+    if line["speedup"]:
+        versus = (line["low"] / ends[1], line["high"] / ends[0])
+        found |= {"vs_best_baseline": line["speedup"] / gain, "vs_best_baseline_interval": versus}
+        found["ahead"] = bool(line["ahead"]) and versus[0] > 1.0
+    return found
+
+
+def suite_rows(runs: Sequence[Run]) -> list[Line]:
+    """The line of each task of a suite: its last decision, against the best stock baseline, and what came before."""
+    lines = [line for run in runs for _, line in run.dated]
+    rows = []
+    for last in later_by_task(runs):
+        here = [line for line in lines if line["task"] == last["task"]]
+        alike = [line for line in here if line["gpu"] == last["gpu"]]
+        decisions = sorted(
+            (when, line["run"])
+            for run in runs
+            for when, line in run.dated
+            if line["task"] == last["task"] and is_counted(line)
+        )
+        first = next((line for line in here if decisions and line["run"] == decisions[0][1]), last)
+        row = with_best(last, alike)
+        row |= {"searches": sum(line["screened"] > 0 for line in here), "decisions": len(decisions)}
+        row["first_vs_best"] = against_best(with_best(first, [line for line in here if line["gpu"] == first["gpu"]]))
+        rows.append({key: value for key, value in row.items() if key != "intervals"})
+    return rows
+
+
+def released_rows(runs: Iterable[Run]) -> list[Line]:
+    """The last evaluation of each of CUDA-L1's own kernels that was judged under both contracts."""
+    found = {}
+    for run in runs:
+        for one in run.evaluations():
+            if one.policy == THEIRS and one.contracts:
+                kept = {str(contract): one.contracts[contract].kept for contract in Contract}
+                found[one.task] = {
+                    **{"task": one.task, "run": run.path.name, "gpu": run.gpu, "reason": one.reason, "kept": kept},
+                    **{"speedup": one.speedup, "low": one.speedup_low, "high": one.speedup_high},
+                    "is_improvement": one.is_improvement,
+                }
+    return list(found.values())
+
+
+def carried_rows(rows: Sequence[Line], runs: Sequence[Run]) -> list[Line]:
+    """An H200's winners that an H100 judged from the same text."""
+    of_hash = {
+        (line["task"], line["candidate_sha256"]): line
+        for run in runs
+        if run.searches and "H200" in run.gpu
+        for _, line in run.dated
+        if line["speedup"]
+    }
+    found = {}
+    for run in runs:
+        if not run.searches and "H100" in run.gpu:
+            for one in run.evaluations():
+                first = of_hash.get((one.task, one.candidate_sha256))
+                if first:
+                    found[one.task] = {
+                        **{"task": one.task, "run": run.path.name, "h200": first["speedup"], "reason": one.reason},
+                        **{"h100": one.speedup if one.accepted else None, "is_improvement": one.is_improvement},
+                    }
+    return list(found.values())
+
+
+def repeated(runs: Iterable[Run]) -> dict[str, float]:
+    """How far two measurements of the same text in two runs on one kind of GPU lie apart."""
+    found: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for run in runs:
+        for one in run.evaluations():
+            if (
+                one.policy != BASELINE_POLICY
+                and one.accepted
+                and one.speedup
+                and Precision.of(one.checks) is Precision.DEFAULT
+            ):
+                found[run.gpu, one.task_sha256, one.candidate_sha256][run.path.name] = one.speedup
+    apart = [max(speedups.values()) / min(speedups.values()) - 1.0 for speedups in found.values() if len(speedups) > 1]
+    return {"texts": len(apart), "median": float(np.median(apart)), "ninth_decile": float(np.quantile(apart, 0.9))}
+
+
+def references_alike(runs: Iterable[Run]) -> dict[str, int]:
+    """How often the interval of the reference against its second process holds 1."""
+    held = []
+    for run in runs:
+        for one in run.evaluations():
+            processes = log_ratios(one.blocks, null=True) if all(block.null_us for block in one.blocks) else []
+            if len(processes) >= TRIPLES and all(processes):
+                held.append(not ratio_interval(processes).is_decided)
+    return {"evaluations": len(held), "share": sum(held) / len(held)}
+
+
+def run_row(run: Run) -> Line:
+    """Where and when a run was made, and what came of it."""
+    environment = run.read_json("environment.json") or {}
+    gpus, packages = environment.get("gpu") or [{}], environment.get("packages") or {}
+    lines = [line for _, line in run.dated] if run.searches else []
+    counted = [line for line in lines if is_counted(line)]
+    kinds = Counter(
+        THEIRS if one.policy == THEIRS else BASELINE_POLICY if one.policy == BASELINE_POLICY else "own"
+        for one in run.evaluations()
+    )
+    return {
+        **{"run": run.path.name, "suite": run.config.get("suite"), "searches": run.searches, "gpu": run.gpu},
+        **{"gpus": len(run.config.get("devices") or [0]), "driver": gpus[0].get("driver_version")},
+        **{"torch": packages.get("torch"), "triton": packages.get("triton")},
+        **{"commit": str(environment.get("commit"))[:8], "began": run.span[0], "ended": run.span[1]},
+        **{"asked": len(run.config["tasks"]), "baselines": run.config.get("baselines"), "evaluations": dict(kinds)},
+        **{"estimates": sum(1 for _ in run.screened()), "decided": len(counted)},
+        "winners": sum(bool(line["speedup"]) for line in counted),
+    }
+
+
+def names_of(runs: Iterable[Run]) -> dict[str, str]:
+    """Operators of KernelBench's tasks, from the names of their files, by level and number."""
+    names = {}
+    for run in runs:
+        for task in run.read_json("tasks.json") or ():
+            file = re.search(r"(level\d+)/(\d+)_([^/]+)\.py$", task.get("origin") or "")
+            if file:
+                names[f"{file[1]}/{file[2]}"] = " ".join(file[3].replace("_", " ").split())
+    return names
 
 
 def summary_of(runs: Sequence[Run]) -> dict[str, Any]:
-    """Numbers of all groups, and the lines of their tasks."""
-    summary: dict[str, Any] = {}
-    released: dict[str, dict[str, float | None]] = defaultdict(dict)
-    for run in runs:
-        released[run.gpu] |= run.released()
+    """All numbers, from records alone. Of equal records a later run's count."""
+    runs = sorted(runs, key=lambda run: (run.span, run.path.name))
     searched = [run for run in runs if run.searches]
-    for group in GROUPS:
-        chosen = [run for run in searched if run.group == group]
-        if chosen:
-            lines = later_by_task(chosen)
-            summary |= {f"{group}{key}": value for key, value in with_levels(lines, released).items()}
-            summary |= {f"{group}runs": [run.path.name for run in chosen], f"{group}rows": lines}
-    pairs = on_both(summary)
-    if pairs:
-        lines = once_on_either(searched)
-        summary["each_once"] = with_levels(lines, released) | {
-            "h100_tasks": sum(is_counted(line) and line["run"] in summary["h100_runs"] for line in lines)
-        }
-        summary["h100_carried"] = {
-            "tasks": len(pairs),
-            "geomean_vs_best_baseline": geomean(against_best(first) for first, _ in pairs),
-            "h100_geomean_vs_best_baseline": geomean(against_best(second) for _, second in pairs),
-            "winners_on_both": sum(bool(first["speedup"] and second["speedup"]) for first, second in pairs),
-            "winners_alike": sum(is_alike(first, second) for first, second in pairs),
-        }
-        if lines := carried_lines(summary, runs):
-            summary["h100_carried_winners"] = carried_part(lines) | {"rows": lines}
-    return summary
-
-
-def on_both(summary: Mapping[str, Any]) -> list[tuple[Line, Line]]:
-    """Lines of the tasks that are decided on the first GPU and on an H100."""
-    others = {line["task"]: line for line in summary.get("h100_rows", []) if is_counted(line)}
-    rows = [line for line in summary.get("rows", []) if is_counted(line)]
-    return [(line, others[line["task"]]) for line in rows if line["task"] in others]
-
-
-def is_alike(first: Line, second: Line) -> bool:
-    """True where both winners are made by the same techniques; their knobs may differ."""
-    return bool(first["speedup"] and second["speedup"]) and first["techniques"] == second["techniques"]
-
-
-def carried_lines(summary: Mapping[str, Any], runs: Iterable[Run]) -> list[Line]:
-    """Numbers of the first GPU's winners on an H100, task by task, with those that the H100 found for itself."""
-    first = {line["task"]: line for line in summary["rows"] if line["speedup"]}
-    own = {line["task"]: line for line in summary["h100_rows"] if line["speedup"] and is_counted(line)}
-    hashes = {task: line["candidate_sha256"] for task, line in first.items()}
-    judged = {one.task: one for run in runs if run.group == "h100_" for one in run.carried(hashes)}
-    return [
-        {
-            "task": task,
-            "speedup": first[task]["speedup"],
-            "verdict": one.verdict,
-            "reason": one.reason,
-            "h100_speedup": one.speedup if one.accepted else None,
-            "h100_interval": [one.speedup_low, one.speedup_high] if one.accepted else None,
-            "h100_is_improvement": one.is_improvement,
-            "h100_own": own[task]["speedup"] if task in own else None,
-            "h100_own_interval": [own[task]["low"], own[task]["high"]] if task in own else None,
-        }
-        for task, one in judged.items()
-    ]
-
-
-def carried_part(lines: Sequence[Line]) -> dict[str, Any]:
-    """Sums of `carried_lines`: what a winner keeps, and where a search on the GPU itself is certainly better or worse."""
-    timed = [line for line in lines if line["h100_speedup"]]
-    both = [line for line in timed if line["h100_own"]]
+    rows = {name: suite_rows([run for run in searched if run.config.get("suite") == name]) for name in SUITES}
     return {
-        "tasks": len(lines),
-        "accepted": len(timed),
-        "ahead_of_eager": sum(line["h100_is_improvement"] for line in timed),
-        "geomean_vs_eager": geomean(line["speedup"] for line in timed),
-        "h100_geomean_vs_eager": geomean(line["h100_speedup"] for line in timed),
-        "searched_too": len(both),
-        "own_over_carried": geomean(line["h100_own"] / line["h100_speedup"] for line in both),
-        "own_certainly_ahead": sum(line["h100_own_interval"][0] > line["h100_interval"][1] for line in both),
-        "own_certainly_behind": sum(line["h100_own_interval"][1] < line["h100_interval"][0] for line in both),
+        "runs": [run_row(run) for run in runs],
+        "names": names_of(runs),
+        "suites": rows,
+        "released": released_rows(runs),
+        "carried": carried_rows(rows[THEIRS], runs),
+        "repeated": repeated(runs),
+        "references_alike": references_alike(runs),
     }

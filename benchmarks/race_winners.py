@@ -3,8 +3,8 @@
     python benchmarks/race_winners.py results/kernelbench-h200/cuda-l1-fifth-2 --out winners.jsonl
     kernelwright bench cuda-l1 --path h100.json --candidates winners.jsonl --baselines eager --out DIR    # on the other GPU
 
-Each line has a task and a source, as `bench --candidates` reads them. `race_summary.py` compares what DIR measured with the
-first GPU's numbers, and with what the other GPU found for itself.
+Each line has a task and a source, as `bench --candidates` reads them. `make_pages.py` compares what DIR measured with the
+first GPU's numbers.
 """
 
 from __future__ import annotations

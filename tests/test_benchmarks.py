@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import runpy
-import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -57,7 +57,6 @@ def test_help_is_printed(name, set_arguments, capsys):
 @pytest.mark.parametrize(
     ("name", "arguments", "printed"),
     [
-        ("judge_order", [str(SMALL_RACE)], ""),
         ("screen_agreement", [str(SMALL_RACE)], '"screen_agreement"'),
         ("race_winners", [str(SMALL_RACE), "--out", "winners.jsonl"], "winners in winners.jsonl"),
     ],
@@ -69,35 +68,45 @@ def test_a_published_run_is_read(name, arguments, printed, tmp_path, monkeypatch
 
 
 @pytest.mark.exhaustive
-def test_the_published_summary_of_all_races_and_its_pages_are_written_again(tmp_path):
+def test_the_summary_of_all_searches_is_what_the_records_say():
+    from make_pages import SUMMARY, summary_text
+
+    assert SUMMARY.read_text(encoding="utf-8") == summary_text()
+
+
+def pages_of_numbers():
+    """The pages that `make pages` writes, with no mark left over and no block of another."""
+    from make_pages import PAGES, stored, written
+
+    return {str(path.relative_to(ROOT)): (path.read_text(encoding="utf-8"), written(path, stored())) for path in PAGES}
+
+
+def test_every_number_on_a_page_is_what_the_summaries_say():
+    found = pages_of_numbers()
+    assert [name for name, (is_there, should_be) in found.items() if is_there != should_be] == []
+    for text, _ in found.values():
+        assert text.count("<!-- numbers: begin ") == text.count("<!-- numbers: end ") > 0
+
+
+HEADLINES = ("README.md", *(f"docs/{name}.md" for name in ("results", "kernelbench", "cuda-l1-release", "training")))
+
+
+@pytest.mark.parametrize("name", HEADLINES)
+def test_no_gain_stands_outside_a_block(name):
+    from make_pages import BLOCK
+
+    left = BLOCK.sub("", (ROOT / name).read_text(encoding="utf-8"))
+    assert re.findall(r".*\d\.\d+ ?(?:x\b|%|\u00d7).*", left) == []
+
+
+def test_a_run_is_published_without_sources_of_what_was_only_screened(tmp_path):
+    from make_pages import publish
     from race_numbers import Run
-    from race_summary import main
 
-    published = json.loads((RACES / "summary.json").read_text())
-    named = [name for key, names in published.items() if key.endswith("runs") and isinstance(names, list) for name in names]
-    others = {path.parent.name for path in RACES.glob("*/config.json")} - {*named}
-    # Of a kernel that several runs judged the last one counts.
-    named += sorted(others, key=lambda name: min(one.started for one in Run(RACES / name).evaluations()))
-    out, page = tmp_path / "results" / RACES.name, tmp_path / "docs" / "kernelbench.md"
-    out.mkdir(parents=True)
-    for name in named:
-        (out / name).symlink_to(RACES / name)
-    page.parent.mkdir()
-    shutil.copyfile(ROOT / "docs" / page.name, page)
-    main([*(str(out / name) for name in named), "--out", str(out), "--page", str(page)])
-    for name in ("summary.json", "README.md"):
-        assert (out / name).read_bytes() == (RACES / name).read_bytes(), name
-    assert page.read_bytes() == (ROOT / "docs" / page.name).read_bytes()
-
-
-@pytest.mark.exhaustive
-def test_the_numbers_of_released_kernels_are_printed_again(capsys):
-    import released_kernels
-
-    released_kernels.main([str(RACES), "--kernels", "cuda-l1-kernels-1-h200", "--searched", "cuda-l1-fp16-1-h200"])
-    printed = capsys.readouterr().out
-    assert "keep the contract kernelbench" in printed
-    assert "all: " in printed
+    copy = Run(tmp_path / SMALL_RACE.name)
+    publish(Run(SMALL_RACE), copy.path)
+    assert list(copy.evaluations()) == list(Run(SMALL_RACE).evaluations())
+    assert copy.dated == Run(SMALL_RACE).dated
 
 
 COMMAND = """import json, pathlib, sys

@@ -24,7 +24,7 @@ import pytest
 from kernelwright import cli
 
 ROOT = Path(__file__).parents[2]
-RUN = ("start", "your-model", "models", "training", "sass", "rewards", "deploy")
+RUN = ("README", "start", "your-model", "models", "training", "sass", "rewards", "deploy")
 """Pages of which every block runs."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*.md")])
 LIMIT_S = 1800
@@ -59,7 +59,8 @@ class Block:
 def blocks_of(path: Path) -> list[Block]:
     text = path.read_text(encoding="utf-8")
     found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [Block(path.name, text[: m.start()].count("\n") + 1, m[1], m[2]) for m in found]
+    page = path.name if path.parent in (ROOT, ROOT / "docs") else f"{path.parent.name}/{path.name}"
+    return [Block(page, text[: m.start()].count("\n") + 1, m[1], m[2]) for m in found]
 
 
 BLOCKS = [block for path in PAGES for block in blocks_of(path)]

@@ -133,7 +133,7 @@ def test_links_to_files_and_headings_lead_somewhere(path):
 
 
 def test_the_folder_map_names_folders_that_exist():
-    folders = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    folders = re.findall(r"^\| (`[^|]+`) \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
     named = {name for cell in folders for name in re.findall(r"`([^`]+/)`", cell)}
     packages = {
         f"src/kernelwright/{path.name}/"
@@ -153,7 +153,7 @@ def test_the_readme_names_the_two_commands_that_the_makefile_has():
 
 
 def test_contributing_is_short():
-    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) < 100
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) < 125
 
 
 def test_the_example_in_the_start_page_is_a_task_and_a_candidate():
@@ -174,7 +174,7 @@ def test_every_published_folder_has_a_row_in_the_index_and_no_other():
 
 
 def test_the_readme_fits_on_a_page():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
