@@ -39,7 +39,6 @@ SLOW = (
     "2026-11-22-judge-throughput-3-h200",
     "2026-11-25-contrastive-device-bound-first-h100",
     "2026-11-26-agreement-h100",
-    "2026-11-25-contrastive-device-bound-second-h100",
     "2026-11-25-contrastive-device-bound-third-h100",
     "2026-11-26-contrastive-device-bound-fourth-h100",
 )
