@@ -159,7 +159,7 @@ def test_coverage_of_intervals_is_simulated(tmp_path, set_arguments):
 def test_how_busy_the_judge_keeps_a_device_is_measured(tmp_path, set_arguments):
     import judge_throughput
 
-    options = ["--device", "cpu", "--quick", "--evaluations", "6", "--seconds", "0.5", "--per-device", "1"]
+    options = ["--device", "cpu", "--tiny", "--evaluations", "6", "--seconds", "0.5", "--per-device", "1"]
     set_arguments(tmp_path, *options)
     judge_throughput.main()
     assert 0 < json.loads((tmp_path / "summary.json").read_text())["share_of_timing_alone"] < 1
