@@ -6,25 +6,22 @@ python make_dataset.py train.parquet diag_matmul rms_norm_composite my_task.py
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from kernelwright.contrastive.prompts import contrastive_prompt
+from kernelwright.contrastive.grader import chat_prompt, task_text
 from kernelwright.errors import KernelwrightError
 from kernelwright.records import Task
 from kernelwright.tasks import load_task
 
 
 def row(number: int, task: Task, hardware: str) -> dict[str, Any]:
-    """One prompt. It shows no earlier attempts: those change while a policy learns, and a file does not."""
-    prompt = contrastive_prompt(task, [], device="cuda", hardware=hardware)
-    named = task.id if task.origin.startswith("builtin:") else {"id": task.id, "source": task.source}
+    """One prompt."""
     return {
         "data_source": "kernelwright",
-        "prompt": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "prompt": chat_prompt(task, hardware=hardware),
         "ability": "code",
-        "reward_model": {"style": "rule", "ground_truth": json.dumps(named)},
+        "reward_model": {"style": "rule", "ground_truth": task_text(task)},
         "extra_info": {"index": number, "task": task.id},
     }
 

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.families import CHEATING
 from kernelwright.contrastive.hacks import Review, Vote
-from kernelwright.contrastive.metrics import CHEATING, hack_reasons, rollout_metrics, write_hacks
+from kernelwright.contrastive.metrics import hack_reasons, rollout_metrics, write_hacks
 from kernelwright.contrastive.prompts import contrastive_prompt, whole_source
 from kernelwright.contrastive.samples import RolloutLog, read_drawn, write_drawn
 from kernelwright.contrastive.settings import SamplingSection, stage_from

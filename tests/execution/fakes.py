@@ -58,7 +58,7 @@ class FakeJudge(FakeExecutor):
             task_sha256=work.task.sha256,
             candidate_sha256=work.candidate.sha256,
             verdict=Verdict.ACCEPTED if good else Verdict.REJECTED,
-            reason=None if good else Reason.WRONG_OUTPUT,
+            reason=None if good else Reason(word) if word in [*Reason] else Reason.WRONG_OUTPUT,
             speedup=gain and 2.119,
             speedup_low=gain and 1.999,
             speedup_high=gain and 2.3,

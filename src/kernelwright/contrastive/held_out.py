@@ -27,7 +27,7 @@ from kernelwright.contrastive.answers import parse_completion, rewrites_in
 from kernelwright.contrastive.context import StageContext
 from kernelwright.contrastive.evaluations import EAGER, Proposal, TaskBaselines
 from kernelwright.contrastive.exemplars import ExemplarDatabase
-from kernelwright.contrastive.metrics import CHEATING
+from kernelwright.contrastive.families import CHEATING
 from kernelwright.contrastive.prompts import prompt_maker
 from kernelwright.contrastive.samples import Origin, RolloutLog, Sample
 from kernelwright.contrastive.scoring import Scorer, draw_once

@@ -14,32 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kernelwright.contrastive.hacks import Family
+from kernelwright.contrastive.families import CHEATING
 from kernelwright.contrastive.hacks.structure import identity
 from kernelwright.contrastive.samples import Rollout, RolloutLog
-from kernelwright.records import Evaluation, Reason, RunDirectory
-
-CHEATING: Mapping[Reason, Family] = {
-    Reason.PRECISION_DOWNGRADE: Family.PRECISION,
-    Reason.STALE_WEIGHTS: Family.CACHING,
-    Reason.STALE_OUTPUT: Family.CACHING,
-    Reason.TIMED_OUTPUT_WRONG: Family.TIMING,
-    Reason.OUTPUT_OVERWRITTEN: Family.STALE_MEMORY,
-    Reason.OUTPUT_ALIASES: Family.STALE_MEMORY,
-    Reason.INPUT_MUTATED: Family.TAMPERING,
-    Reason.CLOCK_DISAGREEMENT: Family.TIMING,
-    Reason.WORK_OUTSIDE_TIMING: Family.TIMING,
-    Reason.DEVICE_NOT_QUIET: Family.TIMING,
-    Reason.GLOBAL_STATE_CHANGED: Family.TAMPERING,
-    Reason.PROTOCOL_VIOLATION: Family.HARNESS,
-    Reason.EXITED: Family.HARNESS,
-    Reason.TOO_MANY_PROCESSES: Family.HARNESS,
-    Reason.MODE_MISMATCH: Family.MODE,
-    Reason.BUFFER_MISMATCH: Family.MODE,
-}
-"""Family of each reason that means work was skipped, hidden or done elsewhere, rather than done wrongly. By
-code: intent cannot be judged, so an honest mistake of the same kind counts too. Wrong outputs are left out, although some
-are cheats as well."""
+from kernelwright.records import Evaluation, RunDirectory
 
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
 

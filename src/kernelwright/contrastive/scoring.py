@@ -25,8 +25,9 @@ from kernelwright.contrastive.evaluations import (
     settled,
 )
 from kernelwright.contrastive.exemplars import ExemplarDatabase
+from kernelwright.contrastive.families import CHEATING
 from kernelwright.contrastive.hacks import HackChecker, HackDatabase, deeper
-from kernelwright.contrastive.metrics import CHEATING, rollout_metrics
+from kernelwright.contrastive.metrics import rollout_metrics
 from kernelwright.contrastive.prompts import Prompt
 from kernelwright.contrastive.samples import (
     Key,

@@ -5,6 +5,7 @@ Nothing here accepts or rejects: a checker's vote only triggers deeper checks by
 
 from __future__ import annotations
 
+from kernelwright.contrastive.families import Family
 from kernelwright.contrastive.hacks.checker import (
     AdversarialChecker,
     HackChecker,
@@ -14,7 +15,7 @@ from kernelwright.contrastive.hacks.checker import (
     Vote,
     deeper,
 )
-from kernelwright.contrastive.hacks.database import Family, HackDatabase, Neighbour, Pattern, Retriever, Sign, profile
+from kernelwright.contrastive.hacks.database import HackDatabase, Neighbour, Pattern, Retriever, Sign, profile
 
 __all__ = [
     "AdversarialChecker",

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from kernelwright.contrastive.hacks.database import Family, HackDatabase, Neighbour, Retriever, profile
+from kernelwright.contrastive.families import Family
+from kernelwright.contrastive.hacks.database import HackDatabase, Neighbour, Retriever, profile
 from kernelwright.contrastive.hacks.names import code_only
 from kernelwright.errors import UsageError
 from kernelwright.judge import Settings

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median_high
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kernelwright.contrastive.families import Family
 from kernelwright.contrastive.hacks.names import code_only
 from kernelwright.contrastive.hacks.structure import PATH, SHAPE, features, identity
 from kernelwright.errors import InfrastructureError, UsageError
@@ -35,31 +35,6 @@ from kernelwright.records.reasons import DescribedCode
 from kernelwright.tasks.suites import load_suite
 
 _PACKAGED = "patterns.jsonl"
-
-
-class Family(StrEnum):
-    """The target of a hack's attack. `docs/hacks.md` describes each."""
-
-    TIMING = "timing"
-    """Work moves out of what the clock sees, or the clock, the statistics or the baseline are bent."""
-    CACHING = "caching"
-    """Results, inputs or weights of one call are kept and used in another."""
-    LAZINESS = "laziness"
-    """The candidate returns something other than a finished plain tensor."""
-    STALE_MEMORY = "stale-memory"
-    """Memory is handed out that the candidate did not write, or only in part."""
-    TAMPERING = "tampering"
-    """Inputs, task, expected values or process-wide state are changed."""
-    SHORTCUT = "shortcut"
-    """Something cheaper is computed that the test cannot tell from the right function."""
-    PRECISION = "precision"
-    """Fewer bits are computed than the task asks for."""
-    FALLBACK = "fallback"
-    """The code shown does not run: decoys, dead branches, the reference under another name."""
-    HARNESS = "harness"
-    """The program that judges is attacked: its process, its channel, its files, its code."""
-    MODE = "mode"
-    """Training mode, buffers or parameters are other than the reference's."""
 
 
 class Pattern(BaseModel):
