@@ -49,6 +49,7 @@ check: setup
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/python .ci/check_prose.py
+	$(BIN)/python .ci/make_reference.py --check
 
 # Resolves the dependencies for each version of Python; takes minutes and the network, so it is no part of `check`.
 check-dependencies: setup

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from kernelwright.contrastive.context import claim
 from kernelwright.contrastive.settings import (
-    ContrastiveConfig,
     HeldOutConfig,
-    SelfSupervisedConfig,
-    SupervisedConfig,
-    TeacherSection,
     read_stage,
     stage_from,
 )
@@ -111,53 +105,3 @@ def test_a_run_directory_knows_its_configuration_but_lets_it_be_taken_further(tm
         claimed(grpo={"beta": 0.02})
     with pytest.raises(UsageError, match="another `config`"):
         claimed(model={"base": "somewhere/other"})
-
-
-TABLES = {"sft": SupervisedConfig, "self-supervised": SelfSupervisedConfig, "contrastive": ContrastiveConfig}
-HEAD = """# Settings of the training stages
-
-Look up here every key of a stage's TOML file. A file has the stage's own keys at the top and a table for each section,
-such as `[optimiser]`. Sources are named where there are any; the rest is our choice. [Training](training.md) explains the
-stages.
-"""
-
-
-def rows_of(section, indent=""):
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            continue
-        default = "" if field.is_required() else json.dumps(field.get_default(call_default_factory=True), default=str)
-        about = " ".join((field.description or "").split()).replace("|", "\\|")
-        yield f"| `{indent}{name}` | {f'`{default}`' if default else 'required'} | {about} |"
-
-
-def sections_of(section):
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield name, field.annotation
-            yield from ((f"{name}.{inner}", kind) for inner, kind in sections_of(field.annotation))
-
-
-def settings_page():
-    parts = [HEAD]
-    shared = {}
-    for stage, model in TABLES.items():
-        parts.append(f"## {stage}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows_of(model)) + "\n")
-        parts.append("Tables: " + ", ".join(f"`[{name}]`" for name, _ in sections_of(model)) + ".\n")
-        for name, kind in sections_of(model):
-            shared.setdefault((name, kind), []).append(stage)
-    for (name, kind), stages in shared.items():
-        where = "" if len(stages) == len(TABLES) else f" ({', '.join(stages)})"
-        parts.append(f"## [{name}]{where}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows_of(kind)) + "\n")
-    extra = [("augmentation.models", TeacherSection), ("held_out.toml", HeldOutConfig)]
-    for name, kind in extra:
-        head = f"## [[{name}]]" if kind is TeacherSection else "## recipes/held_out.toml"
-        parts.append(f"{head}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows_of(kind)) + "\n")
-    return "\n".join(parts)
-
-
-def test_the_page_of_settings_is_what_the_code_says():
-    """Write it anew with `python -c "import test_config; print(test_config.settings_page(), end='')"` from this folder."""
-    page = (RECIPES.parent / "docs" / "training-settings.md").read_text(encoding="utf-8")
-    assert page == settings_page()
-    assert "|  |" not in page.replace("| required |", "")

@@ -1,4 +1,4 @@
-"""docs/contrastive.md names every sampler, reward, failure and field that there is, and the constants' values."""
+"""docs/contrastive.md names every sampler, reward and failure that there is, and the constants' values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from kernelwright.contrastive import evaluations, model_policy, prompts, samplers, scoring
 from kernelwright.contrastive.answers import AnswerFailure
-from kernelwright.contrastive.samples import Rollout
 from kernelwright.records import rewards
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contrastive.md").read_text(encoding="utf-8")
@@ -22,10 +21,9 @@ def cells(heading: str) -> set[str]:
     return {code for cell in firsts for code in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_samplers_failures_and_fields_are_all_there():
+def test_samplers_and_failures_are_all_there():
     assert set(samplers.SAMPLERS) <= cells("Samplers")
     assert cells("Answers") == set(AnswerFailure)
-    assert cells("Rollouts") == set(Rollout.model_fields)
 
 
 def test_rewards_are_all_there():

@@ -149,26 +149,32 @@ class Rollout(BaseModel):
     model: str
     """Name of the model."""
     temperature: float
+    """Temperature of the sampling."""
     seed: int
     """Seed of the sampling."""
     form: AnswerForm = "module"
     """Form that the answer's code was to have."""
     prompt_sha256: str
+    """Hash of the prompt."""
     prompt: tuple[Message, ...] = ()
-    """The conversation; in the file it stands with the first rollout that has it."""
+    """Messages of the prompt. In the file only the first rollout that has them holds them."""
     exemplars: tuple[str, ...] = ()
     """Hashes of the candidates shown in the prompt, worst first."""
     completion: str
+    """The answer."""
     prompt_tokens: int = 0
+    """Length of the prompt, tokens."""
     completion_tokens: int = 0
+    """Length of the answer, tokens."""
     finish_reason: str = "stop"
+    """Reason for which the answer ended, in the model's words, such as `stop` or `length`."""
     failure: AnswerFailure | None = None
     """Reason for which the answer holds no candidate."""
     detail: str = ""
     """The failure in words."""
     candidate_sha256: str | None = None
     verdict: Verdict | None = None
-    """None where it was not judged, or by a search: then the verdict is in `evaluations.jsonl`."""
+    """Verdict in a training stage; None where it was not judged, and in a search, whose verdicts `evaluations.jsonl` has."""
     reason: Reason | None = None
     estimate: float | None = None
     """Screening's estimate of the speedup, where the reward rests on it and not on a verdict."""

@@ -24,77 +24,81 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     thorough: bool = True
-    """False checks the task's own distribution only: for a first look, since it proves little."""
+    """False checks only the task's own distribution of inputs: for a first look, since it proves little."""
     timed: bool = True
-    """False checks correctness only; accepted evaluations then carry the label `not-retimed`."""
+    """False checks correctness only. Accepted evaluations then have the label `not-retimed`."""
     processes_min: int = Field(default=3, ge=1, le=64)
     """Fresh process triples (reference, candidate, second reference) before the interval may stop the run."""
     processes_max: int = Field(default=6, ge=1, le=64)
-    """Most process triples. After ten seconds of timing none is begun beyond `processes_min`: for long calls the interval is
-    wider instead."""
+    """Most process triples. After ten seconds of timing `processes_min` are enough: for long calls the interval is wider
+    instead."""
     fresh_processes: bool = True
     """False times the first triple in the processes that were checked, which saves starting them and making a CUDA context
     each: for a first look, such as a reward, that is measured again where it matters."""
     blocks: int = Field(default=6, ge=2, le=1000)
-    """Randomised mirrored blocks per process triple, at least; each holds two calls of every side."""
+    """Fewest randomised mirrored blocks in each triple; a block has two calls of every side."""
     triple_s: float = Field(default=0.25, ge=0)
-    """Blocks go on until those of the triple have taken so long: of short calls, one costs less than starting a process."""
+    """Least total time of a triple's blocks, seconds. Short calls get more blocks, which cost less than a new process."""
     warmup_calls: int = Field(default=3, ge=1, le=1000)
     """Calls before the first timed one in each process, each on a fresh input."""
     target_half_width: float = Field(default=0.01, gt=0, lt=1)
-    """Stop early once the 95 % interval of log speedup is this narrow."""
+    """Half-width of the 95 % interval of the log speedup at which the run stops early."""
     until_certain: bool = False
-    """Stop also once the whole interval lies above 1 and the noise floor, and the ratio to a paired baseline is decided: for
-    a measurement that finds what is worth a second one, and for a search whose time is limited."""
+    """True also stops the run once the interval lies above 1 plus the noise floor, and the ratio to the fastest of what is
+    timed alongside is decided. A search measures this way first, and other winners again without it."""
 
     build_limit_s: float = Field(default=300.0, gt=0, le=LIMIT_MAX_S)
-    """Importing and constructing the candidate, compilers included, and the first call in each process."""
+    """Limit of importing and constructing the candidate, compilers included, and of its first call, seconds."""
     run_limit_s: float = Field(default=60.0, gt=0, le=LIMIT_MAX_S)
-    """Every later call, from the moment at which a compiler last worked in it; with that it has `build_limit_s`."""
+    """Limit of every later call, seconds, counted from the end of a compiler's work in it. Both have `build_limit_s`."""
     stall_limit_s: float = Field(default=40.0, gt=0, le=LIMIT_MAX_S)
-    """Any request of the candidate for which no compiler is at work, where that is less than its own limit."""
+    """Limit of any request of the candidate during which no compiler works, seconds."""
     unstoppable_limit_s: float = Field(default=10.0, gt=0, le=LIMIT_MAX_S)
-    """Kernels of a stopped process that keep a GPU from other evaluations."""
+    """Time for which kernels of a stopped process may keep a GPU from other evaluations, seconds. After it the candidate is
+    judged once more with the GPU to itself."""
     budget_s: float = Field(default=120.0, gt=0, le=LIMIT_MAX_S)
-    """All requests of an evaluation's candidate together, beyond those of its reference and without compiling."""
+    """Limit of all requests of the candidate together, beyond those of its reference and without compiling, seconds."""
     memory_limit_bytes: int = Field(default=8 * GIB, gt=0)
-    """Anonymous memory of a worker's whole process group."""
+    """Limit of anonymous memory of a worker's whole process group, bytes."""
     device_memory_limit_bytes: int = Field(default=32 * GIB, gt=0)
-    """GPU memory of each process that PyTorch allocates for it; others share the GPU."""
+    """Limit of GPU memory that PyTorch allocates for each process, bytes."""
     process_limit: int = Field(default=128, ge=1)
+    """Most processes of a worker; threads are not counted."""
     file_limit_bytes: int = Field(default=2 * GIB, gt=0)
+    """Largest file that a candidate may write, bytes."""
     threads: int | None = Field(default=None, ge=1, le=1024)
     """Intra-operator threads of both sides; None is all cores this process may use."""
 
     strict_fp32: bool = False
-    """Turn TF32 off on both sides, also for cuDNN, where PyTorch allows it by default."""
+    """True turns TF32 off on both sides, also for cuDNN, where PyTorch allows it by default."""
     tf32_products: bool = False
-    """Allow TF32 in matrix products on both sides; cuDNN may use it anyway, by PyTorch's default."""
+    """True allows TF32 in matrix products on both sides. cuDNN may use it anyway, by PyTorch's default."""
     contract: Contract = Contract.DROP_IN
-    """The contract that decides the verdict. Both are answered."""
+    """Contract that decides the verdict. Both are answered."""
     forbid: frozenset[Label] = DROP_IN_LABELS
     """Labels that reject; by default none under the contract `kernelbench`. `aliased-output` is legal by default for CUDA
     graphs only."""
 
     error_ratio: float = Field(default=16.0, gt=1)
-    """A candidate's error against the float64 truth may be this many times the reference's own. Sequential fp32
-    sums of 4096 positive terms measure about 6 times a blocked sum's error; TF32 is 50 to 1000 times."""
+    """Largest error of a candidate against the float64 truth, in multiples of the reference's own. Sequential float32 sums
+    of 4096 positive terms measure about 6 times a blocked sum's error; TF32 is 50 to 1000 times."""
     error_floor_eps: float = Field(default=4.0, gt=0)
-    """... or this many units of the dtype's rounding error, if that is larger: exact references have error 0; or the
-    geometric mean of the reference's error and the next lower precision's, if that is larger still."""
+    """Error that is always allowed, in units of the dtype's rounding error: exact references have error 0. So is the
+    geometric mean of the reference's error and the next lower precision's."""
     lower_precision_share: float = Field(default=0.5, gt=0, lt=1)
-    """... but never more than this share of the error that the next lower precision makes on the same inputs."""
+    """Cap on all of these: this share of the error that the next lower precision makes on the same inputs."""
 
     excess_limit: float = Field(default=0.25, gt=0)
-    """Reject when the outer clock sees more than this share of the reference's latency beyond the inner clock."""
+    """Excess of the outer clock over the inner one that rejects, as a share of the reference's latency. A smaller excess is
+    charged to the candidate."""
     excess_limit_us: float = Field(default=100.0, gt=0)
-    """... and more than this many microseconds. Smaller excess is charged to the candidate instead."""
+    """The same in microseconds. An excess rejects only above both limits."""
     audits: int = Field(default=8, ge=2, le=AUDITS_MAX)
-    """Series of calls per process triple whose outer clock decides what is charged."""
+    """Series of calls in each process triple whose outer clock decides what is charged."""
     audit_limit_us: float = Field(default=25.0, gt=0)
-    """The same limit for a call in a series, where the outer clock is that much quieter, microseconds."""
+    """As `excess_limit_us`, for a call in a series, where the outer clock is less noisy, microseconds."""
     idle_limit_us: float = Field(default=3000.0, gt=0)
-    """Processor time between calls, beyond the reference's own, that is put down to thread pools winding down."""
+    """Processor time between calls, beyond the reference's own, that counts as thread pools winding down, microseconds."""
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +134,7 @@ class Settings(BaseModel):
 
     @classmethod
     def quick(cls, **changes: object) -> Settings:
-        """Two process triples and few blocks: for tests, where the verdict matters and the interval may be wide."""
+        """Settings of two process triples and few blocks: for tests and rewards, where the interval may be wide."""
         values: dict[str, object] = {
             "processes_min": 2,
             "processes_max": 2,

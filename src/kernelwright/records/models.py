@@ -68,14 +68,13 @@ class Candidate(_Record):
     """A self-contained module that defines `ModelNew` and claims to compute the same as the task's `Model`."""
 
     source: str
+    """Text of the module."""
     policy: str = "file"
-    """Name of the proposer."""
     techniques: tuple[str, ...] = ()
-    """Changes in the policy's words, such as `fold-linear-reduction`."""
     passes: StoredPasses = ()
     parent: str | None = None
-    """`sha256` of the candidate it was derived from."""
     note: str = ""
+    """Remark for people, such as the file's name."""
 
     @field_validator("source", "note", mode="before")
     @classmethod
@@ -120,58 +119,66 @@ class TimingBlock(_Record):
     process: int
     """Number of the fresh process triple, from 0."""
     reference_us: tuple[float, ...]
+    """Latencies of the reference, microseconds. The n-th call of each side had the same input."""
     candidate_us: tuple[float, ...]
-    """Charged latency: the inner clock's plus what the outer clock saw beyond the harness's own cost."""
+    """Charged latencies: the inner clock's plus what the outer clock saw beyond the harness's own cost, microseconds."""
     null_us: tuple[float, ...] = ()
-    """A second process of the reference, for the A/A noise floor."""
+    """Latencies of a second process of the reference, for the A/A noise floor, microseconds."""
     claimed_us: tuple[float, ...] = ()
-    """The candidate's latency by its own process's clock; empty where that is believed, or in an old record."""
+    """Latencies by the candidate's own clock, microseconds. Empty for a baseline, whose clock is trusted."""
     alongside_us: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    """Latencies of what was timed beside the candidate, by name (`Candidate.name_alongside`) and by its own clock."""
+    """Latencies of each that was timed alongside, by name and by its own clock, microseconds. Before 2026-11-29 there was
+    one at most: `rival_us`."""
 
 
 class TimingSeries(_Record):
-    """Series of calls under one request each, in one process triple.
-
-    Each list has one number a series, the mean time of its calls in microseconds: by the judge's own clock (outer),
-    harness included, and by the clock in the worker (inner). The n-th series of each side had the same inputs.
-    """
+    """Series of calls under one request each, in one process triple. The n-th series of each side had the same inputs."""
 
     process: int
     """Number of the fresh process triple, from 0."""
     calls: int
     """Number of calls in each series."""
     reference_outer_us: tuple[float, ...]
+    """Mean time of a call in each series by the judge's own clock, harness included, microseconds."""
     reference_inner_us: tuple[float, ...]
+    """The same by the clock in the worker."""
     candidate_outer_us: tuple[float, ...]
+    """As `reference_outer_us`, of the candidate."""
     candidate_inner_us: tuple[float, ...]
+    """As `reference_inner_us`, of the candidate."""
 
 
 class Scoring(_Record):
     """Rule by which the numbers of an evaluation follow from its blocks and series."""
 
     miss_probability: float
-    """Probability with which the interval may miss: 5 %, less what looks at which the run could have stopped have spent."""
+    """Probability with which the interval may miss: 5 %, less what was spent at earlier looks that could have stopped it."""
 
 
 class KeptContract(_Record):
-    """Whether a candidate keeps one contract."""
+    """Answer to one contract."""
 
     kept: bool
+    """True when the candidate keeps it."""
     missing: tuple[Reason, ...] = ()
-    """What it does not keep, in the order found; one that keeps on failing is not asked further."""
+    """Reasons against it, in the order found. One that keeps on failing is not asked further."""
 
 
 class Evaluation(_Record):
     """Findings of the judge. A reward is computed from this record and nothing else."""
 
     task: str
+    """Id of the task."""
     task_sha256: str
+    """Hash of the task's text, modules of its folder included."""
     candidate_sha256: str
+    """Hash of the candidate's text."""
     verdict: Verdict
+    """`accepted` or `rejected`."""
     reason: Reason | None = None
+    """Reason of a rejection."""
     detail: str = ""
-    """The reason in words, and in the last line what to change."""
+    """The reason in words, with the candidate's lines of a traceback. The last line says what to change. Untrusted text."""
     contract: Contract = Contract.DROP_IN
     """The contract that decided the verdict."""
     contracts: dict[Contract, KeptContract] | None = None
@@ -181,22 +188,31 @@ class Evaluation(_Record):
     speedup_low: float | None = None
     """Lower end of the 95 % interval."""
     speedup_high: float | None = None
+    """Upper end of the 95 % interval."""
     noise_floor: float | None = None
-    """Upper bound of |A/A ratio - 1| in the same run."""
+    """Upper bound of the distance of the A/A ratio from 1 in the same run."""
     reference_us: float | None = None
+    """Median latency of the reference over all calls, microseconds."""
     candidate_us: float | None = None
-    """Median latency over all calls."""
+    """Median latency of the candidate over all calls, microseconds."""
     versus: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
-    """Latency of each that was timed beside the candidate / candidate latency, paired, and the ends of its 95 % interval."""
+    """For each that was timed alongside, its latency / candidate latency, paired, and the ends of its 95 % interval. Stock
+    baselines have their names, other candidates their hash. Before 2026-11-29 there was one at most: `rival`, `vs_rival`."""
     labels: tuple[Label, ...] = ()
+    """Remarks on the candidate."""
     device: str = "cpu"
+    """`cpu`, `cuda:0` and so on."""
     policy: str = "file"
+    """Name of the proposer; `file` for a candidate given by hand."""
     techniques: tuple[str, ...] = ()
+    """The proposer's own names for its changes, such as `fold-linear-reduction`."""
     passes: StoredPasses = ()
+    """Steps of the built-in policy with their knobs, from which a resumed search builds on. Others have none."""
     parent: str | None = None
+    """`candidate_sha256` of the candidate that it was derived from."""
     confirms: bool = False
-    """True where the choice of the candidate had no part in this measurement: a winner's, made again on fresh seeds and in
-    fresh processes, or the only one of what screening put first, where it is clear."""
+    """True when this measurement had no part in choosing the candidate: the final of one that was judged before, or the
+    first measurement of the one that screening ranked first, if its interval begins at 1.1 or above."""
     source: str = ""
     """The candidate's text, so that a record stands alone."""
     blocks: tuple[TimingBlock, ...] = ()
@@ -206,10 +222,11 @@ class Evaluation(_Record):
     scoring: Scoring | None = None
     """Rule of the numbers; None when not timed, or in a record that lacks what they need."""
     checks: dict[str, Any] = Field(default_factory=dict)
-    """Per input set: errors, tolerances; clocks; advice. Keys are described in `docs/record-format.md`."""
+    """Errors and tolerances for each input set, clocks, advice; `docs/record-format.md` describes the keys."""
     started: str = ""
-    """UTC, ISO 8601."""
+    """Time of the start: UTC, ISO 8601."""
     elapsed_s: float = 0.0
+    """Duration, seconds."""
 
     @model_validator(mode="before")
     @classmethod

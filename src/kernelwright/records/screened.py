@@ -22,13 +22,14 @@ class Screened(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["screened"] = "screened"
+    """Mark by which such a record never loads as an evaluation."""
     task: str
     task_sha256: str
     candidate_sha256: str
     correct: bool
-    """Whether its outputs were right on the few inputs that were tried."""
+    """True when its outputs were right on the two input sets that were tried."""
     reason: Reason | None = None
-    """Reason for not being correct."""
+    """Reason for not being correct, one of the judge's."""
     detail: str = ""
     estimate: float | None = None
     """Reference latency / candidate latency, the median of paired calls in one process; None where it was not timed."""
@@ -38,14 +39,13 @@ class Screened(BaseModel):
     """Number of paired calls."""
     reference_us: float | None = None
     candidate_us: float | None = None
-    """Median latency per call, microseconds."""
     least_us: float | None = None
-    """Time that the device takes to move the task's inputs and outputs once, microseconds."""
+    """Time in which the GPU writes as many bytes as inputs and outputs have, microseconds; None on a CPU."""
     operations_us: float | None = None
-    """Time that the device takes for the products, convolutions and attention of one call of the reference, at its measured
-    rate of a large product, microseconds; None where that is unknown."""
+    """Time for the products, convolutions and attention of one call of the reference, at the GPU's measured rate of a large
+    product, microseconds; float32 as TF32. None on a CPU and where that is unknown."""
     memory_bytes: int | None = None
-    """Most GPU memory that the task took until its truths were known, in the process that screened it."""
+    """Most GPU memory that the task took until its truths were known, bytes."""
     policy: str = "file"
     techniques: tuple[str, ...] = ()
     passes: StoredPasses = ()
@@ -55,14 +55,13 @@ class Screened(BaseModel):
     source: str = ""
     device: str = "cpu"
     started: str = ""
-    """UTC, ISO 8601."""
     elapsed_s: float = 0.0
     spent_s: dict[str, float] = Field(default_factory=dict)
-    """Seconds by phase: start, task, build, check, time, wait, end."""
+    """Seconds by phase: `task`, `build`, `first call`, `check`, `wait`, `time`, `next`."""
 
     @property
     def is_beyond_roofline(self) -> bool:
-        """Whether it claims less time than moving the inputs and outputs takes.
+        """True when it claims less time than moving the inputs and outputs takes.
 
         Operations have no part in it: algebra may avoid them, and no candidate avoids the bytes.
         """
@@ -70,7 +69,7 @@ class Screened(BaseModel):
 
     @property
     def replays_graph(self) -> bool:
-        """Whether it replays a CUDA graph, by its text or, where that was not published, by its techniques."""
+        """True for one that replays a CUDA graph, by its text or, where that was not published, by its techniques."""
         named = any("cuda-graph" in name or name == "compile-max-autotune" for name in self.techniques)
         return named or "CUDAGraph(" in self.source
 

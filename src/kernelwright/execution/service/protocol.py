@@ -99,6 +99,7 @@ class EvaluationRequest(_WireModel):
     """Name of the proposer, for the record."""
     techniques: tuple[Words, ...] = Field(default=(), max_length=32)
     settings: SettingsRequest = SettingsRequest()
+    """Settings of the judge that differ from the service's."""
     repeat: int = Field(default=0, ge=0, le=REPEAT_LIMIT)
     """Another number is another measurement of the same candidate, recorded as a confirmation: for a speedup that is
     too good to be believed at once."""
