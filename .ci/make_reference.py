@@ -185,7 +185,7 @@ def sass_gain() -> str:
     said = (
         f"On {len(kernels)} kernels chosen for headroom, H200, best of six agents with 1,000 schedules each, over "
         f"`ptxas -O3` ([run](../results/sass-h200)). One agent took {seconds:.0f} s for a kernel (median), while up to "
-        "twelve searches shared a GPU; confirming and deploying come on top. Six more kernels had no headroom and were left out."
+        "twelve searches shared a GPU; confirming and deploying come on top. Six kernels without headroom were left out."
     )
     return f"{said}\n\n{table('kernels | got faster | geomean | from, to', rows)}"
 
