@@ -89,8 +89,11 @@ INVOCATIONS = (
     Invocation("optimize task.py --device cpu --sass-budget 3"),
     Invocation("optimize task.py --device cpu --model nobody --out none"),
     Invocation("optimize task.py --device cpu --policy local --out none"),
-    Invocation("bench builtin --device cpu --check-only --candidates own --baselines eager --out suite --json", "suite"),
-    Invocation("bench builtin --device cpu --check-only --candidates own --baselines eager --out suite"),
+    Invocation(
+        "bench builtin --only diag_matmul --device cpu --check-only --candidates own --baselines eager --out suite --json",
+        "suite",
+    ),
+    Invocation("bench builtin --only diag_matmul --device cpu --check-only --candidates own --baselines eager --out suite"),
     Invocation("bench builtin --slice 6/5"),
     Invocation("bench builtin --levels a"),
     Invocation("bench builtin --minutes 3"),

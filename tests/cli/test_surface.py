@@ -12,6 +12,7 @@ from tests.surface import GOLDEN, answers, commands, functions
 EXPECTED: dict[str, dict[str, Any]] = json.loads(GOLDEN.read_text())
 
 
+@pytest.mark.usefixtures("one_fork_server")
 @pytest.mark.parametrize(("part", "now"), [("functions", functions), ("commands", commands), ("invocations", answers)])
 def test_the_surface_is_as_before(part, now):
     actual, expected = json.loads(json.dumps(now())), EXPECTED[part]
