@@ -29,7 +29,7 @@ LAYERS = (
     {"contrastive", "assembly"},
     {"search"},
     {"api"},
-    {"cli"},
+    {"cli", "dynamo"},
     {"__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

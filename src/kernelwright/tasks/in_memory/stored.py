@@ -114,6 +114,7 @@ def _description(model: nn.Module) -> str:
             if type(child) in kinds and key != "training" and not key.startswith("_") and _is_plain_data(value)
         }
         lines += [f"{name or 'model'}: {plain}"] if plain else []
+        lines += [child.code] if isinstance(child, torch.fx.GraphModule) else []
     lines += [f"{key}: {tuple(value.shape)} {value.dtype}" for key, value in model.state_dict().items()]
     for kind in kinds:
         with contextlib.suppress(OSError, TypeError):
