@@ -146,9 +146,9 @@ def optimize(
         if result.best is not None:
             print(result.best.speedup_low, result.beside, result.drop_in)
 
-    Writes records, `report.html` and, where a confirmed improvement is certainly ahead of the best baseline measured,
-    `optimized.py` into `out`; other improvements over eager are in `not_ahead.py`. Every record is on disk before its policy
-    hears of it: killed at any moment and called again with the same arguments, it goes on where it was.
+    Writes records, `report.html` and, where an improvement was confirmed, `optimized.py` into `out`: the fastest of what was
+    judged, stock configurations included. Every record is on disk before its policy hears of it: killed at any moment and
+    called again with the same arguments, it goes on where it was.
 
     Args:
         task: A model in memory, a record, a Python file in KernelBench's format or the id of a built-in task.

@@ -183,6 +183,26 @@ def test_what_the_judge_rejects_is_replaced_until_it_has_seen_enough():
     assert next_to_judge(found, verdicts(best[:6], rejected), 2) is None
 
 
+def test_after_two_that_fail_alike_comes_what_has_least_in_common_with_them():
+    names = [("split", "fuse", "graph"), ("split", "graph"), ("split", "fuse"), ("graph",), ("compile",)]
+    found = [
+        one.model_copy(update={"techniques": techniques, "policy": "builtin"})
+        for one, techniques in zip(estimates(2.0, 1.9, 1.8, 1.7, 1.6), names, strict=True)
+    ]
+
+    def failed(count, detail="error 1e-2"):
+        def verdict(look):
+            return rejected(source=look.source, techniques=look.techniques, policy="builtin", detail=detail)
+
+        return {look.candidate_sha256: verdict(look) for look in (*found[:2], found[4])[:count]}
+
+    assert next_to_judge(found, failed(1), 3) == found[1]
+    assert next_to_judge(found, failed(2), 3) == found[4]
+    assert next_to_judge(found, failed(3), 3) is None
+    mixed = failed(2) | {name: one.model_copy(update={"detail": "slow"}) for name, one in failed(1).items()}
+    assert next_to_judge(found, mixed, 3) == found[2]
+
+
 def test_one_clear_measurement_of_what_screening_put_first_stands():
     found = estimates(1.5, 1.4)
     assert is_top_ranked(found[0].candidate_sha256, found, {})
@@ -278,10 +298,19 @@ def test_of_confirmed_ones_that_which_was_slower_than_another_beside_it_is_not_t
     assert confirmed_best([winner, both]).source == "own", "each was slower once"
 
 
-@pytest.mark.parametrize(("ratio", "needed"), [(0.9, True), (0.99, False), (1.1, False), (None, False)])
+@pytest.mark.parametrize(
+    ("ratio", "needed"),
+    [
+        ((0.9, 0.8, 1.0), True),
+        ((0.99, 0.97, 1.01), False),
+        ((0.99, 0.985, 0.995), True),
+        ((1.1, 1.0, 1.2), False),
+        (None, False),
+    ],
+)
 def test_stock_is_judged_as_a_candidate_where_the_winner_is_behind_it_in_its_own_processes(ratio, needed):
     stock = accepted(2.0, "#", policy="baseline", techniques=("compile",))
-    winner = accepted(2.0, "own", confirms=True, versus={} if ratio is None else {"compile": (ratio, ratio, ratio)})
+    winner = accepted(2.0, "own", confirms=True, versus={} if ratio is None else {"compile": ratio})
     assert TaskRecords.of([stock, winner]).needs_fallback is needed
     assert TaskRecords.of([stock]).needs_fallback
     itself = winner.model_copy(update={"policy": "builtin", "techniques": ("compile",)})

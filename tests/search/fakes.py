@@ -218,7 +218,7 @@ class FakeExecutor:
         if isinstance(speedup, Exception):
             return speedup
         if one.is_rejected:
-            return rejected(source=candidate.source, **_common(task, candidate))
+            return rejected(source=candidate.source, **_common(task, candidate), **one.verdict)
         fields = {"checks": work.settings.model_dump(include={"strict_fp32", "tf32_products"})} if work.settings else {}
         fields |= self._alongside(work, speedup)
         return accepted(speedup, candidate.source, **_common(task, candidate), **(fields | dict(one.verdict)))

@@ -10,7 +10,7 @@ from kernelwright.errors import DeviceError, InfrastructureError, PolicyError
 from kernelwright.execution.work import Baselines, Evaluate, Screen
 from kernelwright.judge import Settings
 from kernelwright.records import Candidate, RunDirectory, TimingBlock
-from kernelwright.records.decisions import SCHEDULE, TUNED_SCHEDULE, Effort, MeasurementPlan, TaskRecords
+from kernelwright.records.decisions import SCHEDULE, TUNED_SCHEDULE, Effort, MeasurementPlan, TaskRecords, TaskStatus
 from kernelwright.records.screened import Compiles, screened_of
 from kernelwright.rewrites.wrappers import baseline_source
 from kernelwright.search.engine import (
@@ -98,17 +98,27 @@ def test_without_the_baselines_that_were_asked_for_nothing_is_handed_out(tmp_pat
     assert "| not measured yet | 1.40x (1.33 to 1.47) | - | no |" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.parametrize(("gain", "name"), [(1.1, "optimized.py"), (1.39, "not_ahead.py"), (None, "optimized.py")])
-def test_a_search_of_one_task_names_its_file_by_its_baselines(tmp_path, gain, name):
-    executor = FakeExecutor(ONE, lambda task: gain)
+@pytest.mark.parametrize(
+    ("gain", "said"),
+    [
+        (
+            1.1,
+            "good: 1.400x (1.330 to 1.470) over eager, 1.273x (1.209 to 1.336) over the best stock configuration, compile",
+        ),
+        (1.6, "compile, a stock configuration: 1.600x (1.520 to 1.680) over eager; nothing else is faster"),
+        (None, "good: 1.400x (1.330 to 1.470) over eager"),
+    ],
+)
+def test_a_search_of_one_task_hands_out_the_fastest_and_says_what_it_is(tmp_path, gain, said):
+    executor = FakeExecutor({"one": [*ONE["one"], Proposal("compile", None, gain)]}, lambda task: gain)
     wanted = ["eager"] if gain is None else ["compile"]
     task = task_named("one")
     found = optimize(
         task, policy=Scripted(ONE), device="cpu", budget=4, judged=1, out=tmp_path, evaluator=executor, baselines=wanted
     )
-    assert found.drop_in == tmp_path / name
-    assert (found.best.techniques, found.evaluations, found.screened) == (("good",), 2, 4)
-    assert found.is_handed_out == (name == "optimized.py")
+    assert str(found) == said
+    assert said in (tmp_path / "optimized.py").read_text().replace("\n#  ", "")
+    assert (found.evaluations, found.screened) == (2 + (gain == 1.6), 4)
     assert (found.beside is None) == (gain is None)
     assert executor.closed == [], "the caller's stays open"
 
@@ -204,6 +214,21 @@ def test_what_proves_faster_in_a_final_has_one_of_its_own(tmp_path):
     alongside = [[one.techniques[0] for one in work.alongside] for work in executor.judgements]
     assert alongside == [["compile", "second", "third"], ["compile", "third"]]
     assert (task.records.winner.techniques, task.records.winner.speedup) == (("second",), 1.6)
+
+
+def test_where_candidates_fail_alike_the_judge_stops_after_three_and_says_why(tmp_path):
+    def wrong(name, estimate):
+        return Proposal(name, estimate, is_rejected=True, verdict={"detail": f"error {estimate} on own-other-mode"})
+
+    script = {"one": [wrong(f"graph{number}", 2.0 - number / 10) for number in range(5)]}
+    said = []
+    (task,) = run_engine(
+        tmp_path, FakeExecutor(script), judged=3, budget=5, listen=lambda event: said.append(event.message)
+    ).state.tasks
+    assert len(task.records.judged) == 3
+    why = "all 3 that were judged fail alike, so no more are: wrong-output: error 1.8 on own-other-mode"
+    assert task.records.status(3) == (TaskStatus.NONE, why)
+    assert said.count(why) == 1
 
 
 def test_what_only_seems_faster_in_a_final_leaves_the_winner_alone(tmp_path):

@@ -55,7 +55,7 @@ class OptimizeCommand:
     Proposals of the policy builtin are screened: a quick look estimates each. The judge then takes the best few, and the
     winner is measured once more. Those of a language model are judged one by one.
 
-    Writes optimized.py (where an improvement was confirmed that is certainly ahead of the best baseline measured),
+    Writes optimized.py (where an improvement was confirmed: the fastest of what was judged, stock configurations included),
     report.html, evaluations.jsonl, screened.jsonl, config.json and environment.json into DIR. Interrupt it at any moment:
     the same command resumes.
     """
@@ -210,13 +210,14 @@ def as_text(result: OptimizeResult) -> str:
 
     lines = []
     if result.best is None:
-        lines.append("best         none: no improvement was confirmed")
+        lines.append(f"best         none: no improvement was confirmed{f'; {result.why}' if result.why else ''}")
     else:
         lines.append(f"best         {evaluation_line(result.best)}")
+        lines.append(f"             {printable(str(result))}")
         lines += [f"label        {label}: {label.meaning}" for label in result.best.labels]
         if result.beside is not None:
             lines.append(f"baselines    {comparison_text(result.beside)}")
-        lines.append(f"{'drop-in      ' if result.is_handed_out else 'not ahead    '}{result.drop_in}")
+        lines.append(f"drop-in      {result.drop_in}")
     if result.screened:
         lines.append(f"screened     {result.screened}")
     lines.append(f"evaluations  {result.evaluations}")

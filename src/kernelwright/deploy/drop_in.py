@@ -9,6 +9,7 @@ import torch
 
 from kernelwright.errors import TaskError
 from kernelwright.records import Evaluation, Label, RunDirectory, Task
+from kernelwright.records.decisions import BaselineComparison, gains_in_words
 from kernelwright.tasks import bring_to_life, printing_aside
 from kernelwright.version import __version__
 
@@ -19,20 +20,28 @@ _NOTICED_S = 1.0
 """Time of import and first call that a user notices. Our choice."""
 
 
-def drop_in(task: Task, best: Evaluation, run: RunDirectory, *, module: str = "optimized", comparison: str = "") -> str:
-    """The text of a drop-in; `module` is its name, and `comparison` says how it compares with the baselines."""
-    lines = [*_provenance(task, best, run), *([comparison] if comparison else []), "", *_use(task, best, run, module)]
+def drop_in(
+    task: Task,
+    best: Evaluation,
+    run: RunDirectory,
+    *,
+    module: str = "optimized",
+    comparison: BaselineComparison | None = None,
+) -> str:
+    """The text of a drop-in; `module` is its name, and `comparison` is with the baselines that were measured."""
+    measured = [str(comparison)] if comparison is not None else []
+    lines = [*_provenance(task, best, run, comparison), *measured, "", *_use(task, best, run, module)]
     wrapped = [piece for line in lines for piece in textwrap.wrap(line, _WIDTH, subsequent_indent="  ") or [""]]
     return "\n".join(f"# {piece}".rstrip() for piece in wrapped) + "\n\n" + best.source
 
 
-def _provenance(task: Task, best: Evaluation, run: RunDirectory) -> list[str]:
+def _provenance(task: Task, best: Evaluation, run: RunDirectory, comparison: BaselineComparison | None) -> list[str]:
     environment = run.read_json("environment.json") or {}
     gpus = environment.get("gpu") or []
     torch_version = environment.get("packages", {}).get("torch")
     where = gpus[0].get("name") if gpus else environment.get("processor")
     return [
-        f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`.",
+        f"A drop-in for `Model` of the task {task.id}: the class `ModelNew`. {gains_in_words(best, comparison)}.",
         f"Verified speedup {best.speedup:.3f}x (95 % interval {best.speedup_low:.3f} to {best.speedup_high:.3f}; "
         f"A/A noise floor {best.noise_floor:.3f}) on {best.device}, {where}, torch {torch_version}.",
         f"Measured {best.started} by kernelwright {__version__}, "

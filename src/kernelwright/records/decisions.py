@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -24,6 +25,7 @@ from typing import Any
 
 from kernelwright.records.improvement import FEWEST
 from kernelwright.records.models import BASELINE_POLICY, Candidate, Evaluation
+from kernelwright.records.reasons import Label
 from kernelwright.records.screened import Compiles, Screened, compiles
 
 JUDGED = 3
@@ -63,9 +65,12 @@ class SchedulePolicy:
     finalist: float = 0.9
     """Share of a candidate's speedup from which another is timed beside it in its final."""
     level: float = 0.98
-    """Ratio to the best stock configuration below which that is judged as a candidate, to be handed out instead."""
+    """Ratio to the best stock configuration below which that is judged as a candidate, to be handed out instead; so it is
+    where the ratio's interval lies below 1."""
     tried_for_each: int = 3
     """Candidates that may be judged for each one wanted: those that the judge rejects do not count."""
+    alike: int = 3
+    """Candidates that are rejected alike, and nothing else, after which the judge takes no more."""
     busy_power: float = 0.5
     """Power of the reference's latency with which a CUDA graph's estimate grows while the host is busy. On an H200 a fit to
     24 graphs that were screened and judged gives 0.56; other candidates' estimates do not grow."""
@@ -318,6 +323,15 @@ def next_to_judge(
     order, estimates = ranked(screened), steady(screened)
     suspects = too_good(order)
     plausible = [look for look in order if (look.estimate or 0.0) * (1.0 + (look.spread or 0.0)) > 1.0]
+    alike = rejected_alike(judged.values())
+    if len(alike) > 1:
+        # What they have in common may be at fault: those come next that have least of it.
+        shared = frozenset.intersection(*(frozenset(found.techniques) for found in alike))
+        others = [look for look in plausible if look.candidate_sha256 not in judged and not shared.issubset(look.techniques)]
+        if others:
+            return min(others, key=lambda look: len(shared.intersection(look.techniques)))
+        if len(alike) >= schedule.alike:
+            return None
     timed_alongside = {name: is_faster_than(name, judged) for found in judged.values() for name in found.versus}
     for look in plausible:
         if look.candidate_sha256 not in judged and timed_alongside.get(look.candidate_sha256):
@@ -342,6 +356,17 @@ def next_to_judge(
                 reached = verdict.speedup_high if verdict.is_improvement else verdict.speedup
                 best = max(best, reached or 0.0)
     return None
+
+
+_NUMBER = re.compile(r"[-+.\d]+(e[-+]?\d+)?")
+
+
+def rejected_alike(judged: Iterable[Evaluation]) -> list[Evaluation]:
+    """All that was judged, where it is this package's own code and was rejected in the same words, numbers aside; else
+    nothing."""
+    found = list(judged)
+    words = {(one.policy, one.reason, _NUMBER.sub("", one.detail.partition("\n")[0])) for one in found}
+    return found if len(words) == 1 and found[0].policy == OWN_POLICY and not found[0].accepted else []
 
 
 def is_faster_than(sha256: str, judged: Mapping[str, Evaluation]) -> bool:
@@ -411,6 +436,25 @@ def confirmed_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
 def stock_of(found: Evaluation | Candidate) -> str | None:
     """Name of the stock configuration that a candidate is; None for code of its own."""
     return STOCK.get(found.techniques[0]) if found.policy == OWN_POLICY and len(found.techniques) == 1 else None
+
+
+def interval_in_words(found: Evaluation) -> str:
+    """A timed evaluation's speedup and its interval, such as `1.620x (1.590 to 1.650)`."""
+    return f"{found.speedup:.3f}x ({found.speedup_low:.3f} to {found.speedup_high:.3f})"
+
+
+def gains_in_words(best: Evaluation, comparison: BaselineComparison | None) -> str:
+    """What is handed out, and what is gained over eager and over the best stock configuration, in one line."""
+    stock = stock_of(best)
+    name = f"{stock}, a stock configuration" if stock else ", ".join(best.techniques) or best.policy
+    wraps = " (only wraps the model)" if Label.WRAPPER_ONLY in best.labels and not stock else ""
+    gain = f"{name}{wraps}: {interval_in_words(best)} over eager"
+    if comparison is None:
+        return gain
+    if comparison.best == stock:
+        return f"{gain}; nothing else is faster"
+    over = f"{comparison.speedup:.3f}x ({comparison.low:.3f} to {comparison.high:.3f})"
+    return f"{gain}, {over} over the best stock configuration, {comparison.best}"
 
 
 def is_composed(evaluation: Evaluation) -> bool:
@@ -570,8 +614,9 @@ class TaskRecords:
         best, winner = self.best_baseline, self.winner
         if best is None or winner is None:
             return best is not None
-        ratio = winner.versus.get(best[0]) or [(winner.speedup or 0.0) / best[1]]
-        return ratio[0] < self.schedule.level and stock_of(winner) != best[0]
+        apart = (winner.speedup or 0.0) / best[1]
+        ratio, _, high = winner.versus.get(best[0]) or (apart, apart, 1.0)
+        return (ratio < self.schedule.level or high < 1.0) and stock_of(winner) != best[0]
 
     @cached_property
     def _pending(self) -> dict[int, Candidate | None]:
@@ -720,6 +765,17 @@ class TaskRecords:
             return TaskStatus.NONE, "no improvement held when it was measured again"
         return TaskStatus.NONE, self._why_none()
 
+    @property
+    def alike_in_words(self) -> str:
+        """Sentence on candidates that failed alike, once no more are judged for that; empty elsewhere."""
+        alike = rejected_alike(self.judged.values())
+        words = f"all {len(alike)} that were judged fail alike, so no more are: " if alike else ""
+        return (
+            f"{words}{alike[-1].reason}: {alike[-1].detail.partition(chr(10))[0]}"
+            if len(alike) >= self.schedule.alike
+            else ""
+        )
+
     def _why_none(self) -> str:
         accepted = [found for found in self.judged.values() if found.accepted]
         if accepted:
@@ -728,6 +784,8 @@ class TaskRecords:
                 return f"{len(accepted)} accepted, not timed"
             speedup, low = max(timed, key=lambda both: both[0])
             return f"{len(accepted)} judged, none an improvement: at best {speedup:.2f} from {low:.2f}"
+        if words := self.alike_in_words:
+            return words
         if self.judged:
             return "rejected: " + _counted(found.reason for found in self.judged.values())
         order = ranked(self.screened)

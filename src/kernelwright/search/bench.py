@@ -331,5 +331,5 @@ def hand_out(run: RunDirectory, suite: Suite, winners: Mapping[str, Evaluation],
         if best is not None and comparison is not None and comparison.is_ahead:
             (run.path / DROP_INS).mkdir(exist_ok=True)
             name = re.sub(r"\W+", "_", line["task"])
-            text = drop_in(tasks[line["task"]], best, run, module=name, comparison=str(comparison))
+            text = drop_in(tasks[line["task"]], best, run, module=name, comparison=comparison)
             run.write_text(f"{DROP_INS}/{name}.py", text)

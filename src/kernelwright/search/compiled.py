@@ -11,8 +11,8 @@ from typing import Any
 from kernelwright.judge import Judge
 from kernelwright.judge.judge import Progress
 from kernelwright.records import Candidate, Evaluation, Label, Task
+from kernelwright.records.decisions import interval_in_words
 from kernelwright.rewrites.wrappers import COMPILE_MODES, compiled_source
-from kernelwright.search.optimize import interval_in_words
 
 _WITHOUT_TRUTH = ("own-other-mode", "own-mode-again")
 """Input sets in which the model may draw random numbers, so that its own answer stands for the truth."""

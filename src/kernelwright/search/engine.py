@@ -653,6 +653,8 @@ class Engine:
             task.history.append(found)
         self._keep(task, SEARCH, found, plan)
         self._take_alongside(step, found)
+        if not found.accepted and task.records.pending(self.state.plan.judged) is None and task.records.alike_in_words:
+            self._log(task, task.records.alike_in_words, lasting=True)
         if is_composed(found):
             if not plan.is_repeated and not found.is_improvement:
                 self._log(task, f"with tuned kernels: {found.reason or 'no improvement'}; the winner stays as it was")

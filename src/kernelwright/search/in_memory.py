@@ -12,8 +12,9 @@ from kernelwright.deploy import placement
 from kernelwright.deploy.placement import ConfirmedCode
 from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
-from kernelwright.records import Evaluation, Label, RunDirectory, Task
-from kernelwright.search.optimize import OptimizeResult, interval_in_words
+from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.records.decisions import interval_in_words
+from kernelwright.search.optimize import OptimizeResult
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
 
@@ -51,19 +52,11 @@ class ModelResult:
             f"{len(self.placements)} of {len(self.searches)} forms of inputs are confirmed to be faster; see {self.run}"
         ]
         for inputs, search in self.searches.items():
-            if search.best is not None:
-                only_wraps = "; it only wraps the model" if Label.WRAPPER_ONLY in search.best.labels else ""
-                lines.append(f"  {inputs}: {_speedup(search.best)}{only_wraps}")
-                lines += [f"    {search.beside}"] if search.beside is not None else []
-                continue
-            lines.append(f"  {inputs}: nothing was confirmed to be faster, so the model's own forward runs")
+            lines.append(f"  {inputs}: {search}")
             if search.near_miss is not None:
-                lines.append(f"    nearest: {_speedup(search.near_miss)}; {_to_settle(search.near_miss)}")
+                gain = f"{interval_in_words(search.near_miss)} by {', '.join(search.near_miss.techniques)}"
+                lines.append(f"    nearest: {gain}; {_to_settle(search.near_miss)}")
         return "\n".join(lines)
-
-
-def _speedup(found: Evaluation) -> str:
-    return f"{interval_in_words(found)} by {', '.join(found.techniques) or found.policy}"
 
 
 def _to_settle(found: Evaluation) -> str:

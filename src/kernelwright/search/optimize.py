@@ -17,7 +17,7 @@ from kernelwright.execution.fork_servers import ForkServers
 from kernelwright.execution.work import Executor, Result, Screen, Work
 from kernelwright.judge import Settings, resolve_device
 from kernelwright.records import Evaluation, RunDirectory, Task
-from kernelwright.records.decisions import JUDGED, BaselineComparison
+from kernelwright.records.decisions import JUDGED, BaselineComparison, gains_in_words, interval_in_words
 from kernelwright.records.policy import Policy, look_of
 from kernelwright.records.screened import Screened
 from kernelwright.records.tables import comparison_of
@@ -28,8 +28,6 @@ from kernelwright.search.then_sass import needs_gpu
 
 DROP_IN = "optimized.py"
 """File of a run directory with the drop-in that is handed out."""
-NOT_AHEAD = "not_ahead.py"
-"""The same for a confirmed improvement over eager that is not certainly ahead of the best baseline."""
 NEAR_MISS = "near_miss.py"
 """File of a run directory with the source of what was nearly an improvement."""
 
@@ -66,11 +64,6 @@ class SearchEvent:
         return f"{self.message} {', '.join(found.techniques) or found.policy}: {outcome}"
 
 
-def interval_in_words(found: Evaluation) -> str:
-    """A timed evaluation's speedup and its interval, such as `1.620x (1.590 to 1.650)`."""
-    return f"{found.speedup:.3f}x ({found.speedup_low:.3f} to {found.speedup_high:.3f})"
-
-
 @dataclass(frozen=True, slots=True)
 class OptimizeResult:
     """Result of a search."""
@@ -87,12 +80,15 @@ class OptimizeResult:
     beside: BaselineComparison | None = None
     """The best against the best baseline; None where nothing was confirmed, or eager alone was measured."""
     drop_in: Path | None = None
-    """The confirmed code: `optimized.py`, or `not_ahead.py` where it is not certainly ahead of the baselines asked for."""
+    """File of the confirmed code, the fastest of what was judged, stock configurations included."""
+    why: str = ""
+    """Reason why nothing was confirmed."""
 
-    @property
-    def is_handed_out(self) -> bool:
-        """True where an improvement was confirmed that is certainly ahead of every baseline asked for."""
-        return self.drop_in is not None and self.drop_in.name == DROP_IN
+    def __str__(self) -> str:
+        """One line: what is handed out and what is gained, or why nothing is."""
+        if self.best is None:
+            return f"nothing was confirmed to be faster: {self.why}" if self.why else "nothing was confirmed to be faster"
+        return gains_in_words(self.best, self.beside)
 
 
 def optimize(
@@ -114,8 +110,8 @@ def optimize(
     """Search for a faster drop-in for a task and confirm it by an independent re-measurement.
 
     Writes `screened.jsonl`, `evaluations.jsonl`, `config.json`, `environment.json`, `report.html` and, where an improvement
-    was confirmed that is certainly ahead of the best baseline measured, `optimized.py` into `out`. Run again with the same
-    `out`, it goes on where it was.
+    was confirmed, `optimized.py` into `out`: the fastest of what was judged, stock configurations included. Run again with
+    the same `out`, it goes on where it was.
 
     Args:
         task: Task to speed up.
@@ -175,7 +171,7 @@ def optimize(
             local = LocalExecutor([where], settings, judges=judges, rounds=rounds, ready=ready, servers=servers)
             executors.append(stack.enter_context(local))
         Engine(run, SearchState(plan, [state]), Executors(executors), show).run()
-    return _hand_out(run, state, bool(wanted))
+    return _hand_out(run, state, judged)
 
 
 class _TaskProgress:
@@ -210,18 +206,14 @@ def _claim(run: RunDirectory, task: Task, asked: dict[str, Any]) -> None:
     run.claim(config, same=("kind", "task_sha256", "policy", "device", "seed", "settings"), device=asked["device"])
 
 
-def _hand_out(run: RunDirectory, state: TaskState, has_baselines: bool) -> OptimizeResult:
+def _hand_out(run: RunDirectory, state: TaskState, judged: int) -> OptimizeResult:
     """Write what was confirmed, or what came nearest, and the report; files of an earlier end go."""
-    for name in (DROP_IN, NOT_AHEAD, NEAR_MISS):
+    for name in (DROP_IN, NEAR_MISS):
         (run.path / name).unlink(missing_ok=True)
     records, best = state.records, state.records.best
     comparison = comparison_of(run, best) if best is not None else None
-    path: Path | None = None
     if best is not None:
-        is_ahead = not has_baselines or (comparison is not None and comparison.is_ahead)
-        path = run.path / (DROP_IN if is_ahead else NOT_AHEAD)
-        told = str(comparison) if comparison is not None else ""
-        run.write_text(path.name, drop_in(state.task, best, run, module=path.stem, comparison=told))
+        run.write_text(DROP_IN, drop_in(state.task, best, run, comparison=comparison))
     nearest = records.nearest_miss if best is None else None
     if nearest is not None:
         run.write_text(NEAR_MISS, nearest.source)
@@ -233,7 +225,8 @@ def _hand_out(run: RunDirectory, state: TaskState, has_baselines: bool) -> Optim
         len(records.screened),
         nearest,
         beside=comparison,
-        drop_in=path,
+        drop_in=run.path / DROP_IN if best is not None else None,
+        why=records.status(judged)[1],
     )
 
 
