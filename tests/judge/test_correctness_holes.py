@@ -397,3 +397,76 @@ def test_without_its_defence_it_is_accepted(judge, slow_machine, monkeypatch, wh
     skip(place, defence, answer=[])(monkeypatch)
     found = judge.evaluate(made, like(made, old, new), settings=settings)
     assert found.accepted, why(found)
+
+
+# --- arguments that a task leaves out, the caller's tensors, settings of the process ------------------------------------
+
+GIVEN = {
+    "keyword": ("x, *, negate=False", "-y if negate else y"),
+    "word": ("x, end='none'", "y.sum(1, keepdim=True) + y * 0 if end == 'sum' else y"),
+    "mask": ("x, mask=None", "y if mask is None else y.masked_fill(~mask, 0.0)"),
+}
+
+
+@pytest.mark.parametrize("argument", ["keyword", pytest.param("word", marks=SECOND), pytest.param("mask", marks=SECOND)])
+def test_arguments_of_every_form_are_heeded(judge, argument):
+    signature, returned = GIVEN[argument]
+    made = task(f"y = torch.relu(x)\n        return {returned}")
+    made = made.model_copy(update={"source": made.source.replace("*inputs", signature)})
+    fair = judge.evaluate(made, like(made, "torch.relu(x)", "x.clamp_min(0.0)"), settings=CHECK)
+    assert fair.accepted, why(fair)
+    assert Label.SIGNATURE_DIFFERS not in fair.labels
+    deaf = judge.evaluate(made, like(made, f"return {returned}", "return y"), settings=CHECK)
+    assert not deaf.accepted
+    assert deaf.reason is Reason.WRONG_OUTPUT, why(deaf)
+
+
+def test_an_input_that_is_written_and_put_back_is_not_kept(judge):
+    cheat = like(RELU, "return torch.relu(inputs[0])", "x = inputs[0].mul_(2); y = torch.relu(x / 2); x.div_(2); return y")
+    found = judge.evaluate(RELU, cheat, settings=CHECK)
+    assert not found.accepted
+    assert "input" in found.detail, why(found)
+
+
+MIXED = task("return torch.relu(self.linear(inputs[0]))", init="self.linear = torch.nn.Linear(16, 16)", name="linear")
+KEPT = """x, kept = inputs[0], getattr(self, "kept", None)
+        if kept is not None and torch.equal(kept[0], x){also}:
+            return kept[1].clone()
+        y = torch.relu(self.linear(x))
+        self.__dict__["kept"] = x.clone(), y.clone(), self.linear.weight.clone(), self.linear.bias.clone()
+        return y"""
+
+
+@pytest.mark.parametrize(
+    "also", ["", " and torch.equal(kept[2], self.linear.weight) and torch.equal(kept[3], self.linear.bias)"]
+)
+def test_what_is_kept_for_equal_inputs_is_stale_once_weights_are_others(judge, also):
+    kept = like(MIXED, "return torch.relu(self.linear(inputs[0]))", KEPT.format(also=also))
+    found = judge.evaluate(MIXED, kept, settings=CHECK)
+    assert found.accepted is bool(also), why(found)
+    assert found.reason is (None if also else Reason.STALE_WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "torch.set_printoptions(precision=3)",
+        pytest.param("sys.path.insert(0, '/nowhere')", marks=SECOND),
+        pytest.param("import logging; logging.disable(50)", marks=SECOND),
+        pytest.param("import numpy; numpy.seterr(all='raise')", marks=SECOND),
+    ],
+)
+def test_a_setting_of_the_process_that_changes_is_labelled(judge, setting):
+    changed = like(RELU, "return torch.relu(inputs[0])", f"{setting}; return torch.relu(inputs[0])")
+    found = judge.evaluate(RELU, changed, settings=CHECK)
+    assert found.accepted, why(found)
+    assert Label.GLOBAL_FLAGS in found.labels
+
+
+@pytest.mark.parametrize(
+    "change", ["import math; math.pi = 3.0", pytest.param("sys.modules['torch.special'] = sys", marks=SECOND)]
+)
+def test_constants_and_modules_of_others_are_kept(judge, change):
+    changed = like(RELU, "return torch.relu(inputs[0])", f"{change}; return torch.relu(inputs[0])")
+    found = judge.evaluate(RELU, changed, settings=CHECK)
+    assert found.reason is Reason.GLOBAL_STATE_CHANGED, why(found)

@@ -160,7 +160,8 @@ def map_tensors(item: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
     if isinstance(item, list | tuple):
         return type(item)(map_tensors(part, change) for part in item)
     if isinstance(item, dict):
-        return {key: map_tensors(part, change) for key, part in item.items()}
+        kind = type(item) if type(item).__init__ is dict.__init__ else dict  # a `defaultdict` wants more
+        return kind((key, map_tensors(part, change)) for key, part in item.items())
     return item
 
 
@@ -303,11 +304,12 @@ def _sliced(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _in_groups(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each row nearly equals one of four: it differs by the square root of the rounding unit."""
+    """Each row nearly equals one of four, or by lot one for all: it differs by the square root of the rounding unit."""
     if not x.dim() or not x.numel():
         return x
-    first = torch.randint(len(x), (4,), generator=generator, device=x.device)
-    group = torch.randint(4, (len(x),), generator=generator, device=x.device)
+    groups = 1 + 3 * int(torch.randint(2, (), generator=generator, device=x.device))
+    first = torch.randint(len(x), (groups,), generator=generator, device=x.device)
+    group = torch.randint(groups, (len(x),), generator=generator, device=x.device)
     return torch.lerp(x[first[group]], x, torch.finfo(x.dtype).eps ** 0.5)
 
 
@@ -329,9 +331,12 @@ def _at_one_end(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _other_segments(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Other rising rows between the same ends: row pointers, or numbers of segments."""
+    """Other rising rows between the same ends: row pointers, or numbers of segments. Half of them are four numbers, so that
+    some segments are long."""
     first, last = x[..., :1], x[..., -1:]
-    found = (first + _random(x, generator).double() * (last - first + 1)).to(x.dtype).minimum(last).sort(dim=-1).values
+    drawn, chosen = _random(x, generator).double(), torch.randint(8, x.shape, generator=generator, device=x.device)
+    drawn = torch.where(chosen < 4, drawn[..., :4].gather(-1, chosen.clamp_max(3)), drawn)
+    found = (first + drawn * (last - first + 1)).to(x.dtype).minimum(last).sort(dim=-1).values
     return torch.cat([first, found[..., 1:-1], last], dim=-1)
 
 
@@ -353,7 +358,8 @@ def _near(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each row rises or falls, in one run or up to 64 interleaved ones, by elements, by steps or by clusters."""
+    """Each row rises or falls, in one run or up to 256 interleaved ones, by elements, by steps or by clusters."""
+    greatest = torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).max
 
     def arranged(part: torch.Tensor) -> torch.Tensor:
         def lot(*values: int) -> torch.Tensor:
@@ -363,15 +369,15 @@ def _ordered(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
             order = torch.randperm(rows, generator=generator, device=x.device) % len(values)
             return deck[order].view(*part.shape[:-1], 1)
 
-        counted = part != 0
-        ranked = part.masked_fill(~counted, torch.inf).sort(dim=-1).values
+        counted = (part != 0) | (not x.is_floating_point() and bool(part.amax() > 1))  # a mask keeps its zeros
+        ranked = part.masked_fill(~counted, greatest).sort(dim=-1).values
         rank, count = counted.cumsum(-1) - 1, counted.sum(-1, keepdim=True)
-        runs, step = lot(1, 1, 1, 1, 2, 3, 4, 8, 16, 32, 64), lot(1, 1, 1, 4, 16, 64)
+        runs, step = lot(1, 1, 1, 2, 2, 3, 4, 8, 16, 32, 64, 128, 256), lot(1, 1, 1, 4, 16, 64)
         rank = rank % runs * ((count + runs - 1) // runs) + rank // runs
         rank = torch.where(lot(0, 1) == 1, count - 1 - rank, rank) // step * step
         rank = torch.minimum(rank, count - 1).clamp_min_(0)
         found, centre = ranked.gather(-1, rank), ranked.gather(-1, rank // 128 * 128)
-        near = (found - centre).mul_(2.0**-12).add_(centre)
+        near = torch.add(centre, found - centre, alpha=2.0**-12) if x.is_floating_point() else found
         return torch.where(counted, torch.where((lot(0, 0, 1) == 1) & near.isfinite(), near, found), part)
 
     return by_parts(x, arranged)
@@ -397,6 +403,24 @@ def _filled(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return by_parts(x, filled)
 
 
+def _missing(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One element in sixteen is NaN, of those that are not zero."""
+    return x.masked_fill((x != 0) & (_random(x, generator) < 1 / 16), torch.nan)
+
+
+def _at_least(size: float, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """16 times as large, a vector or a number at least of this size: its slope, its gain or the logit of its memory."""
+    return x * max(16.0, size / max(1e-3, float(size_of(x)))) if x.dim() < 2 and x.numel() else x * 16
+
+
+def _pruned(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A sixteenth as large, one element of a matrix or vector in sixteen and one row in sixteen zero."""
+    if x.numel() < 2:
+        return x / 16
+    kept = (_random(x, generator) > 1 / 16) & (_random(x[..., :1], generator) > 1 / 16)
+    return x / 16 * kept
+
+
 def _holes(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Each row of a mask is padded from the left, or has holes."""
     is_flipped = torch.rand((*x.shape[:-1], 1), generator=generator, device=x.device) < 0.5
@@ -404,6 +428,7 @@ def _holes(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 _CHOOSING = r" (_?unique|arg|a?m(ax|in)(?!imum)|sort|topk|kth|(nan)?median|mode|_?cumm|search|bucket|hist|quantile)"
+_LOOKING_FOR_NAN = r" (nan|is(nan|inf)|ne(?![a-z]))"
 _PERIODIC = r" (sin|cos|tan|fmod|remainder|floor|round|trunc|frac|polar)(?![a-z])"
 _LOOKS_NOTHING_UP = r"^(?!.* (gather|scatter|embedding|index_select|index_add|take))"
 _HAS_NO_POINTERS = r"^(?!.* \w*(segment|bag|sparse|repeat_interleave))"
@@ -446,6 +471,7 @@ INPUT_SETS: tuple[InputSet, ...] = (
     InputSet("near", _near, "differences of large numbers, as in distances", of="many rows", operators=" "),
     InputSet("ordered", _ordered, "choosing from samples of a row", of="rows", operators=_CHOOSING),
     InputSet("ordered-across", _ordered_across, "choosing from samples of a column", of="columns", operators=_CHOOSING),
+    InputSet("missing", _missing, "values taken to be there", of="real", operators=_LOOKING_FOR_NAN),
     InputSet("vast", lambda x, g: x * 2.0**20, "range reduction of small arguments", of="real", operators=_PERIODIC),
     InputSet("filled", _filled, "room for as many elements as are not zero when drawn", of="sparse"),
     InputSet("non-contiguous", _transposed_storage, "relying on the memory layout", layout=True),
@@ -462,8 +488,8 @@ INPUT_SETS: tuple[InputSet, ...] = (
 WEIGHT_SETS: tuple[InputSet, ...] = (
     InputSet("weights-signs", _shuffled_sign, "scales taken to be positive"),
     InputSet("weights-4-times", lambda x, g: x * 4, "bounds that only first weights keep"),
-    InputSet("weights-16-times", lambda x, g: x * 16, "logits, slopes and memories taken to be small"),
-    InputSet("weights-sixteenth", lambda x, g: x / 16, "temperatures and gains taken to be near their start"),
+    InputSet("weights-16-times", functools.partial(_at_least, 4.0), "logits, slopes and memories taken to be small"),
+    InputSet("weights-sixteenth", _pruned, "temperatures and gains taken to be near their start, and none to be zero"),
     InputSet("weights-in-groups", _in_groups, "rows taken to be far from one another"),
 )
 """Variations of parameters, which training leaves unlike those that a constructor draws."""

@@ -77,10 +77,11 @@ class TensorForm:
             found.add(Invariant.ZEROS)
         is_integer = not is_inexact(one) and one.dtype != torch.bool
         is_real, (*outer, columns) = one.is_floating_point(), one.shape
+        is_ordered = is_real or (is_integer and Invariant.PERMUTATION not in found)
         kinds = {
             "real": is_real,
-            "rows": is_real and columns >= _ROW,
-            "columns": is_real and max(outer, default=0) >= _ROW,
+            "rows": is_ordered and columns >= _ROW,
+            "columns": is_ordered and max(outer, default=0) >= _ROW,
             "many rows": is_real and columns >= _ROW and one.numel() >= _ROW * columns,
             "integers": is_integer and Invariant.PERMUTATION not in found,
             "segments": is_integer and Invariant.SORTED in found,

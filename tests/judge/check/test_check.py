@@ -366,6 +366,23 @@ def rejections(one, sets=(OWN,), draws=40):
     return found
 
 
+CODES = task(
+    "x, codes, values = inputs; return values[(x[:, None] - codes).square().sum(-1).argmin(1)]",
+    "(lambda x, step: [x, torch.cat([x[:1] + step, x[:1] - step, torch.randn(30, 16)]), torch.randn(32, 8)])"
+    "((torch.randn(32, 16) * 128).round() / 64, torch.randint(1, 33, (16,)) / 64)",
+)
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_an_element_that_rounding_chooses_may_be_another_and_no_other_one(row):
+    def second_nearest(x, codes, values):
+        chosen = (x[:, None].double() - codes).square().sum(-1).sort(stable=True).indices
+        return values[torch.where(torch.arange(32) == row, chosen[:, 1], chosen[:, 0])]
+
+    found = rejections(checker(CODES, second_nearest))
+    assert found < 4 if row == 0 else found > 30
+
+
 def test_terms_that_cancel_may_be_added_one_after_the_other(monkeypatch):
     def added(first, second):
         return torch.from_numpy(np.cumsum((first * second).numpy(), dtype=np.float32)[-1:].copy())[0]
@@ -847,8 +864,10 @@ def test_weights_that_make_a_task_chaotic_or_lie_outside_its_domain_are_left_out
 
 def test_rows_of_weights_come_in_nearly_equal_groups():
     (groups,) = (one for one in WEIGHT_SETS if one.name == "weights-in-groups")
-    varied = groups.vary(torch.randn(64, 32), torch.Generator().manual_seed(0))
-    near = torch.cdist(varied, varied) < 0.05
-    assert not torch.equal(near, torch.eye(64, dtype=torch.bool))
-    assert 16 <= near.sum(1).max() < 64
+    sizes = set[int]()
+    for seed in range(8):
+        varied = groups.vary(torch.randn(64, 32), torch.Generator().manual_seed(seed))
+        sizes.add(int((torch.cdist(varied, varied) < 0.05).sum(1).max()))
+    assert min(sizes) < 64  # by lot four groups, or one
+    assert max(sizes) == 64
     assert torch.equal(groups.vary(torch.tensor(3.0), torch.Generator()), torch.tensor(3.0))

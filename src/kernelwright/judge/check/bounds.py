@@ -26,13 +26,25 @@ from kernelwright.judge.check.compare import (
     unit_of,
     unit_of_sums,
 )
-from kernelwright.judge.check.oracle import Inputs, NamedPlaces, OtherSums, OutOfDomainError, Outputs, State, tensors_of
+from kernelwright.judge.check.oracle import (
+    NAMING,
+    Inputs,
+    NamedPlaces,
+    OtherSums,
+    OutOfDomainError,
+    Outputs,
+    State,
+    tensors_of,
+)
 from kernelwright.judge.check.trial import Trial
 from kernelwright.tasks import INPUT_SETS, has_nan, is_inexact
 
 _FLOAT32_BITS = 23
 _DISTURBANCES = 2
 """Random directions in which a question is moved to see what rounding does to its answer."""
+_DRAWS_OF_CHOICES, _OF_A_CHOICE = 24, 4.0
+"""Sums in another order that a reference which chooses elements is asked for, and how many times as far as is allowed an
+element must move to be one that was chosen otherwise. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +117,9 @@ class Bounds:
         if not self.has_float64:
             return None
         try:
-            sums = OtherSums()
-            found = self._oracle.truth(drawn, state, training=training, mode=None if self.names else sums)
-            self.names = self.names or "".join(f" {name}" for name in sorted(sums.names))
+            sums = None if self.names else OtherSums()
+            found = self._oracle.truth(drawn, state, training=training, mode=sums)
+            self.names = self.names if sums is None else "".join(f" {name}" for name in sorted(sums.names))
         except OutOfDomainError as error:
             if self._has_answered or "NaN" in str(error):
                 raise
@@ -386,6 +398,22 @@ class Bounds:
         except OutOfDomainError:
             return Distance(0.0, 0.0)
         return moved if math.isfinite(moved.rms) and math.isfinite(moved.worst) else Distance(0.0, 0.0)
+
+    def where_decided(self, question: Question, outputs: Outputs) -> Question:
+        """The question with an answer's own elements for those that rounding decides: among elements that a reference
+        chooses, sums in another order may choose others."""
+        if not question.has_float64 or NAMING.isdisjoint(self.names.split()):
+            return question
+        unit, truth = min(map(unit_of_sums, self._trial.facts.output_dtypes)), list(question.truth)
+        for _ in range(_DRAWS_OF_CHOICES):
+            sums = OtherSums(unit, series=question.orders_terms)
+            moved = self._oracle.truth(question.inputs(), question.state, training=question.training, mode=sums)
+            for index, (mine, exact, other) in enumerate(zip(outputs, question.truth, moved, strict=True)):
+                if exact.is_floating_point() and exact.dim():
+                    size = exact.abs() + exact.square().mean(-1, keepdim=True).sqrt()
+                    far = (other - exact).abs() > _OF_A_CHOICE * question.tolerance.allowed.of(index).rms * size
+                    truth[index] = torch.where(far, mine.to(exact.dtype), truth[index])
+        return replace(question, truth=truth)
 
     def named_otherwise(self, question: Question, outputs: Outputs) -> Question:
         """The question with a tolerance for integers that name other elements than the truth's, which equal those."""

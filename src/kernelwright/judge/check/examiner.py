@@ -162,6 +162,9 @@ class Examiner:
         question = self.bounds.whole(posed.question)
         found = apart(answer.outputs, question.truth)
         question = self.bounds.widened(question, found, answer.outputs)
+        if not found.within(question.tolerance.allowed):
+            question = self.bounds.where_decided(question, answer.outputs)
+            found = apart(answer.outputs, question.truth)
         posed = replace(posed, question=question)
         self.tolerances[posed.set] = question.between
         allowed = question.tolerance.allowed

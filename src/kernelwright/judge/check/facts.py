@@ -21,9 +21,10 @@ from kernelwright.judge.check.compare import Distance, apart
 from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, Outputs, State, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.inspection import signature_of
-from kernelwright.judge.worker.structure import StructureError, flatten
+from kernelwright.judge.worker.structure import Named, StructureError, flatten
 from kernelwright.tasks import InputSet, LiveTask, is_inexact, unfit
 from kernelwright.tasks.carried import carried
+from kernelwright.tasks.input_sets import computable
 from kernelwright.tasks.invariants import TensorForm
 
 _CHANGED = Distance(1e-3, math.inf, 1e-3)
@@ -225,28 +226,40 @@ _OPTIONS_MAX = 4
 def _options(oracle: Oracle, example: list[Any], outputs: Outputs) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     defaults: list[Any] = []
-    for one in [*inspect.signature(oracle.model.forward).parameters.values()][len(example) :]:
-        if one.kind > one.POSITIONAL_OR_KEYWORD or one.default is one.empty or len(found) == _OPTIONS_MAX:
+    every = inspect.signature(oracle.model.forward).parameters.values()
+    placed = [one for one in every if one.kind <= one.POSITIONAL_OR_KEYWORD][len(example) :]
+    constants = getattr(getattr(oracle.model.forward, "__code__", None), "co_consts", ())
+    words = [word for one in constants for word in (one if isinstance(one, tuple) else [one]) if isinstance(word, str)]
+    for one in [*placed, *(one for one in every if one.kind is one.KEYWORD_ONLY)]:
+        if one.default is one.empty or len(found) == _OPTIONS_MAX:
             break
-        for value in _other_values(one.default, tensors_of(example)):
+        for value in _other_values(one.default, tensors_of(example), words):
+            given = [Named({one.name: value})] if one.kind is one.KEYWORD_ONLY else [*defaults, value]
             with contextlib.suppress(TaskError, StructureError):  # some other kind of value is wanted
-                flatten([*defaults, value])
-                other = oracle.own_outputs([*example, *defaults, value])
+                flatten(given)
+                other = oracle.own_outputs([*example, *given])
                 same_form = [(x.shape, x.dtype) for x in other] == [(x.shape, x.dtype) for x in outputs]
                 if same_form and not apart(other, outputs).within(_CHANGED):
-                    found[one.name] = [*defaults, value]
+                    found[one.name] = given
                     break
         defaults.append(one.default)
     return found
 
 
-def _other_values(default: Any, tensors: list[torch.Tensor]) -> list[Any]:
-    """Values to try in place of a default."""
+def _other_values(default: Any, tensors: list[torch.Tensor], words: list[str]) -> list[Any]:
+    """Values to try in place of a default: of words those that `forward` names; for None a tensor, masks, and a number."""
     if isinstance(default, bool):
         return [not default]
     if isinstance(default, int | float):
         return [default + (1 if isinstance(default, int) else 0.5)]
-    return [*(tensor for tensor in tensors[:1] if is_inexact(tensor)), 0.5] if default is None else []
+    if default is not None:
+        return [word for word in words if word != default] if isinstance(default, str) else []
+    found = [one for one in tensors[:1] if is_inexact(one)]
+    for one in tensors[:1]:
+        if one.dim() > 1 and one.numel() and not one.is_complex():
+            mask = computable(one) > computable(one).double().mean()
+            found += [mask, mask[..., 0], mask.new_ones(one.shape[-2], one.shape[-2]).tril()]
+    return [*found, 0.5]
 
 
 def _alike(first: list[Any], second: list[Any]) -> bool:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from kernelwright.errors import InternalError, TaskError
 from kernelwright.judge.check.compare import TF32_MANTISSA_BITS, round_mantissa
 from kernelwright.judge.worker.inspection import FREE_OPERATORS, used
-from kernelwright.judge.worker.structure import StructureError, flatten, unflatten
+from kernelwright.judge.worker.structure import StructureError, arguments, flatten, unflatten
 from kernelwright.tasks import LiveTask, device_is_full, give_back_spare_memory, has_nan, is_inexact, seed_generators, unfit
 from kernelwright.tasks.input_sets import CHANNELS_LAST, by_parts, computable, size_of
 from kernelwright.tasks.loading import described
@@ -129,10 +129,10 @@ class Oracle:
             self._double.load_state_dict(self._converted(state, mantissa_bits, noise), strict=False)
             self._double.train(training)
             shares = contextlib.nullcontext() if self.give_way is None else _SharedDevice(self.give_way)
+            exact = unflatten(skeleton, [_exact(tensor, mantissa_bits, noise) for tensor in tensors])
             with shares, contextlib.nullcontext() if mode is None else mode:
-                return self._run(
-                    self._double, unflatten(skeleton, [_exact(tensor, mantissa_bits, noise) for tensor in tensors])
-                )
+                outputs = self._forward(self._double, exact)
+        return self._usable(outputs)  # a mode sees the module's operators alone
 
     def _converted(self, state: State, mantissa_bits: int | None, noise: float) -> State:
         """A state as `truth` loads it. A small one is kept: most questions in a row have the same weights."""
@@ -176,7 +176,7 @@ class Oracle:
         """Outputs of the reference in its own dtype, with the random generator seeded; flat. Raises as `truth`."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             seed_generators(seed)
-            return self._run(self.model, self._prepared(inputs, state, training))
+            return self._usable(self._forward(self.model, self._prepared(inputs, state, training)))
 
     def used(self, inputs: list[Any], state: State, *, training: bool, seed: int) -> dict[str, Any]:
         """Answers of the reference to a training step and to a call under autocast; see `inspection.used`."""
@@ -191,8 +191,8 @@ class Oracle:
         skeleton, tensors = flatten(inputs)
         return unflatten(skeleton, [tensor.clone() for tensor in tensors])  # type: ignore[no-any-return]
 
-    def _run(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
-        if not (outputs := self._forward(model, inputs)):
+    def _usable(self, outputs: Outputs) -> Outputs:
+        if not outputs:
             raise TaskError("Wanted at least one tensor from the reference's forward; found none.")
         give_back_spare_memory(self.device)
         if has_nan(outputs):
@@ -202,7 +202,8 @@ class Oracle:
     def _forward(self, model: torch.nn.Module, inputs: list[Any]) -> Outputs:
         try:
             with torch.no_grad():
-                outputs = flatten(model(*inputs))[1]
+                placed, named = arguments(inputs)
+                outputs = flatten(model(*placed, **named))[1]
                 # The next call overwrites what a module returns again and again.
                 if strange := next(filter(None, map(unfit, outputs)), None):
                     raise StructureError(strange)
@@ -487,7 +488,7 @@ def _terms(name: str, args: Sequence[Any], found: Any) -> int:
     return max(x.numel() for x in read) // min(x.numel() for x in made)
 
 
-_NAMING = frozenset(["topk", "sort", "kthvalue", "median", "nanmedian", "mode", "argmax", "argmin", "max", "min"])
+NAMING = frozenset(["topk", "sort", "kthvalue", "median", "nanmedian", "mode", "argmax", "argmin", "max", "min"])
 _EQUAL_UNITS = 16
 """Rounding units between elements that are computed and taken for equal. Our choice."""
 
@@ -530,7 +531,7 @@ class NamedPlaces(_DispatchMode):
         name, schema = func.overloadpacket.__name__, func._schema.arguments
         given = {one.name: one.default_value for one in schema} | dict(zip((one.name for one in schema), args, strict=False))
         given |= kwargs or {}
-        if name in _NAMING and "dim" in given:
+        if name in NAMING and "dim" in given:
             places = found if isinstance(found, torch.Tensor) else found[1]
             promises = name in ("argmax", "argmin", "max", "min") or bool(given.get("stable"))
             self.chosen.append(Places(given["self"], given["dim"], places, promises))

@@ -13,7 +13,7 @@ from kernelwright.judge.check.compare import LEGAL_ERRORS, Distance, distance, f
 from kernelwright.judge.check.examiner import Examiner
 from kernelwright.judge.check.facts import TaskFacts, secret_seed
 from kernelwright.judge.check.findings import CheckFinding, RejectionError
-from kernelwright.judge.check.oracle import OutOfDomainError, State
+from kernelwright.judge.check.oracle import Inputs, OutOfDomainError, State
 from kernelwright.judge.isolation.process import WorkerError
 from kernelwright.records import Label, Reason
 from kernelwright.tasks import INPUT_SETS, WEIGHT_SETS, InputSet
@@ -104,7 +104,7 @@ def _rounding_of_buffers(examiner: Examiner, inputs: list[Any], found: State) ->
 def check_reloading(examiner: Examiner) -> None:
     """New weights after many calls: what was folded or cached from the old ones is now stale."""
     facts = examiner.trial.facts
-    weights = facts.new_weights()
+    weights, inputs = facts.new_weights(), facts.drawing()[1]
     # Each from the one before: a cache that samples elements is renewed when it meets a changed one, and not otherwise.
     states = {"own-reloaded": weights}
     states["own-slightly-reloaded"] = facts.with_elements_changed(weights)
@@ -112,7 +112,7 @@ def check_reloading(examiner: Examiner) -> None:
     again = states["own-row-again"] = facts.with_part_of_a_row_changed(states["own-row-reloaded"])
     for name, state in states.items():
         examiner.load(state)
-        _ask_with_weights(examiner, state, name)
+        _ask_with_weights(examiner, state, name, inputs)  # the same ones: what was kept for them is stale
     # As an optimiser would: code that folds weights when they are loaded hears nothing of it. First some, then the
     # others, since there may be an optimiser for some only: a module that watches one parameter misses either.
     stepped = again
@@ -201,9 +201,9 @@ def _right_now(examiner: Examiner, state: State) -> bool:
     return True
 
 
-def _ask_with_weights(examiner: Examiner, state: State, name: str) -> None:
+def _ask_with_weights(examiner: Examiner, state: State, name: str, base: Inputs | None = None) -> None:
     own = InputSet(name, INPUT_SETS[0].vary, "weights folded or cached")
-    examiner.ask(own, slot=0, state=state, reason=Reason.STALE_WEIGHTS)
+    examiner.ask(own, slot=0, state=state, base=base, reason=Reason.STALE_WEIGHTS)
 
 
 def _buffer_limit(dtype: torch.dtype) -> Distance:

@@ -126,7 +126,7 @@ LARGE_BYTES = 1 << 30
 _SHIFT_BYTES = 96 << 10
 """Distance of the slots of a large task, which overlap. Our choice; a multiple of `ALIGNMENT_BYTES` and of `_SPOILT`."""
 _SPOILT = torch.tensor([0x7BFF, -0x401, -1], dtype=torch.int16).repeat_interleave(8)
-"""What lies in the slots where the present inputs do not: in every floating type NaN and numbers of both signs too large
+"""Filling of the slots where the present inputs do not lie: in every floating type NaN and numbers of both signs too large
 for any output to be right that was computed from them."""
 
 ALONE_LIMIT_S, _ALONE_RATIO = 5.0, 10.0
@@ -229,7 +229,7 @@ class Side:
         """Processor time between the latest call and the next request, microseconds."""
         self._slot = 0
         self.placed: dict[int, list[_Placed]] = {}
-        """What was written where, by slot."""
+        """Views of the arena and the tensors that were written there, by slot."""
         self.is_read, self.is_read_in_place = True, False
         """Whether anybody looks at the outputs of its calls, and whether only until the next: without a copy then."""
         self._holds_views = False

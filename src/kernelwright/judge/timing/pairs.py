@@ -323,7 +323,7 @@ class SidesAhead:
             raise
 
     def _waited_for(self) -> dict[str, Side]:
-        """What has begun; nothing where there was too little memory for it beside another triple."""
+        """Sides whose start had begun; none where memory did not suffice for them beside another triple."""
         started, self._started = self._started, None
         try:
             return {} if started is None else {**started.result()}

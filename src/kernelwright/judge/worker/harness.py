@@ -35,12 +35,13 @@ from kernelwright.judge.worker.inspection import (
     signature_of,
     used,
 )
-from kernelwright.judge.worker.structure import Delivered, OutputMetadata, aliases_of, unflatten, walk
+from kernelwright.judge.worker.structure import Delivered, OutputMetadata, aliases_of, arguments, unflatten, walk
 
 _copy_into = torch.Tensor.copy_
 _detach = torch.Tensor.detach
 _storage = torch.Tensor.untyped_storage
 _count_version = torch.autograd.graph.increment_version
+_version = torch.Tensor._version.__get__  # type: ignore[attr-defined]
 _attributes = vars(torch.nn.Module)["__dict__"].__get__
 """A module's own attributes, whatever its class shows in their place."""
 _Tensor = torch.Tensor
@@ -86,6 +87,8 @@ class Harness:
         self.held: list[list[torch.Tensor]] = []
         self.held_metadata: list[OutputMetadata] = []
         """Metadata of held outputs, taken at once: torch.compile's CUDA graphs forbid reading one that they overwrote."""
+        self.versions: list[int] = []
+        """Counts of the changes of each input of the latest call before it."""
         self.latest: tuple[list[torch.Tensor], list[OutputMetadata]] = [], []
         """Outputs of the latest call, until the next one, and their metadata."""
         self.lingering: list[list[torch.Tensor]] = []
@@ -255,8 +258,9 @@ class Harness:
         self.clock.ready()
         delivered, flat = self.call(message["layout"], message["seed"], self.regions[0], again=again)
         described = self._described(delivered, self._owners())
-        now = map(OutputMetadata.of, self.layouts[message["layout"]][1])
-        described["inputs_kept"] = all(map(operator.eq, now, self.marks[message["layout"]]))
+        _, tensors = self.layouts[message["layout"]]
+        is_kept = all(map(operator.eq, map(OutputMetadata.of, tensors), self.marks[message["layout"]]))
+        described["inputs_kept"] = is_kept and self.versions == [_version(tensor) for tensor in tensors]
         self.latest = flat, delivered.marks
         return {"inner_us": self.clock.elapsed_us(), **described}
 
@@ -290,9 +294,10 @@ class Harness:
         """Call the module on a layout of inputs; returns its outputs as delivered to a region, and their tensors."""
         skeleton, tensors = self.layouts[layout]
         self.latest = [], []  # before the clock starts: memory that is free again need not be allocated
-        inputs = unflatten(skeleton, list(tensors))
+        inputs, named = arguments(unflatten(skeleton, list(tensors)))
         if not again:
             _count_version(tensors)  # the parent has written to them, which PyTorch has not seen
+        self.versions = [_version(tensor) for tensor in tensors]
         if seed is not None:
             self.seed(seed)
             self.seeded = {seed}
@@ -300,7 +305,7 @@ class Harness:
         assert model is not None
         with _no_grad():
             clock.start()
-            result = model(*inputs)
+            result = model(*inputs, **named)
             clock.stop()
             clock.arrive()
             self.left_gradients_on |= torch.is_grad_enabled()
@@ -366,8 +371,9 @@ class Harness:
         skeleton, tensors = self.layouts[message["layout"]]
         model = self.model
         assert model is not None
+        inputs, named = arguments(unflatten(skeleton, list(tensors)))
         with _no_grad():
-            names = operators_of(lambda: model(*unflatten(skeleton, list(tensors))), Path(self.config["private"]))
+            names = operators_of(lambda: model(*inputs, **named), Path(self.config["private"]))
         self.clock.settle()
         return {"operators": sorted(names - FREE_OPERATORS)}
 

@@ -10,6 +10,7 @@ import functools
 import gc
 import inspect
 import json
+import logging
 import math
 import os
 import random
@@ -27,7 +28,7 @@ import torch
 from torch.profiler import ExecutionTraceObserver
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelwright.judge.worker.structure import flatten, unflatten
+from kernelwright.judge.worker.structure import arguments, flatten, unflatten
 
 _FREE = """
     empty empty_like empty_strided new_empty zeros zeros_like zero_ fill_ view _unsafe_view reshape as_strided t
@@ -132,8 +133,9 @@ def _gradients(
         weights = torch.randn(tensor.shape, device=tensor.device, generator=generators.get(tensor.device))
         return (tensor.float() * weights).sum()
 
+    inputs, named = arguments(unflatten(skeleton, tensors))
     with torch.enable_grad():
-        outputs = [one for one in flatten(model(*unflatten(skeleton, tensors)))[1] if one.requires_grad]
+        outputs = [one for one in flatten(model(*inputs, **named))[1] if one.requires_grad]
         if not outputs:
             return dict.fromkeys(leaves)
         total = torch.stack([projected(one) for one in outputs]).sum()
@@ -146,8 +148,9 @@ def _gradients(
 
 def _autocast_dtypes(model: torch.nn.Module, skeleton: Any, tensors: list[torch.Tensor], seed: int) -> list[str]:
     device = tensors[0].device.type if tensors else "cpu"
+    inputs, named = arguments(unflatten(skeleton, tensors))
     with torch.no_grad(), torch.autocast(device, torch.bfloat16):
-        return [str(one.dtype) for one in flatten(model(*unflatten(skeleton, tensors)))[1]]
+        return [str(one.dtype) for one in flatten(model(*inputs, **named))[1]]
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -215,6 +218,7 @@ _OF_COMPILERS = re.compile(r"_?(TORCH|PYTORCH|TRITON|CUDA)")
 """Beginnings of environment variables that compilers read, and set."""
 _BLANKET = (Warning, UserWarning, RuntimeWarning)
 """Categories of warnings that are many packages'."""
+_CONSTANTS = (math.pi, math.e, math.tau)
 _RECURSION_LIMIT = sys.getrecursionlimit()
 _LIBRARY = (str(Path(os.__file__).parent), str(Path(torch.__file__).parents[1]), "<frozen ")
 """Beginnings of the paths of installed code."""
@@ -228,7 +232,9 @@ def global_state() -> dict[str, Any]:
     """Process-wide settings of PyTorch and Python that a module can change."""
     return {
         "flags": _flags(),
-        "environment": {name: value for name, value in os.environ.items() if not _OF_COMPILERS.match(name)},
+        "environment": {name: value for name, value in os.environ.items() if not _OF_COMPILERS.match(name)}
+        | {"sys.path": str(sys.path), "logging": str((logging.root.level, logging.root.manager.disable))}
+        | {"numpy errors": str(numpy.geterr()), "printing": str((torch._tensor_str.PRINT_OPTS, numpy.get_printoptions()))},
         "warnings": [str(one[:3]) for one in warnings.filters if one[1] is one[3] is None and one[2] in _BLANKET],
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
@@ -244,6 +250,7 @@ def global_state() -> dict[str, Any]:
         "switch_interval": sys.getswitchinterval(),
         "collector": [gc.isenabled(), *gc.get_threshold(), *map(id, gc.callbacks)],
         "modes": [torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()],
+        "saved_tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
         # Of what computes alone: PyTorch itself registers some that only transform, when `vmap` is first used.
         "kernels": sum(name.startswith("aten/") and name.endswith(("/CPU", "/CUDA")) for name in torch.library._impls),
         "module_hooks": sum(len(hooks) for hooks in _MODULE_HOOKS),
@@ -331,6 +338,9 @@ class Library:
         """Those that are no longer what they were, beside what torch.compile wraps; or functions that are new in modules."""
         found = {f"{one.__module__}.{one.__qualname__}" for one, body in self._bodies.items() if _body(one) != body}
         for place, owner, before in self._owners:
+            is_installed = (getattr(owner, "__file__", None) or _LIBRARY[0]).startswith(_LIBRARY)
+            if type(owner) is ModuleType and is_installed and sys.modules.get(place) is not owner:
+                found.add(f"sys.modules[{place!r}]")
             now = vars(owner)
             changed = [name for name, value in before.items() if now.get(name) is not value and _runs(value)]
             if not _is_class(owner):
@@ -358,7 +368,9 @@ def library() -> Library:
 
 
 def _runs(value: Any) -> bool:
-    return callable(value) or issubclass(type(value), property | staticmethod | classmethod | ModuleType)
+    """Whether a value is code, or a constant that code computes with. Other numbers may be a library's own state."""
+    is_constant = type(value) is torch.dtype or (type(value) is float and value in _CONSTANTS)
+    return is_constant or callable(value) or issubclass(type(value), property | staticmethod | classmethod | ModuleType)
 
 
 def _is_class(value: Any) -> bool:

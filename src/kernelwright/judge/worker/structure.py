@@ -17,6 +17,15 @@ class StructureError(InternalError):
     """A value holds something that is neither a tensor, a plain scalar nor a list, tuple or dict of those."""
 
 
+class Named(dict[str, Any]):
+    """Arguments that a call gives by their names: the last of its inputs, where there are any."""
+
+
+def arguments(inputs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call that are given by place, and those by name."""
+    return (inputs[:-1], inputs[-1]) if inputs and type(inputs[-1]) is Named else (inputs, {})
+
+
 def flatten(value: Any) -> tuple[Any, list[torch.Tensor]]:
     """Split a value into a JSON skeleton and its tensors, in reading order; raises StructureError."""
     tensors: list[torch.Tensor] = []
@@ -35,7 +44,8 @@ def _skeleton(item: Any, tensors: list[torch.Tensor]) -> Any:
         kind = "list" if isinstance(item, list) else "tuple"
         return {kind: [_skeleton(part, tensors) for part in item]}
     if isinstance(item, dict) and all(isinstance(key, str) for key in item):
-        return {"dict": {key: _skeleton(part, tensors) for key, part in item.items()}}
+        kind = "named" if isinstance(item, Named) else "dict"
+        return {kind: {key: _skeleton(part, tensors) for key, part in item.items()}}
     raise StructureError(f"a {type(item).__name__}")
 
 
@@ -46,8 +56,8 @@ def unflatten(skeleton: Any, tensors: list[torch.Tensor]) -> Any:
         return tensors[body]
     if kind == "value":
         return body
-    if kind == "dict":
-        return {key: unflatten(part, tensors) for key, part in body.items()}
+    if kind in ("dict", "named"):
+        return (Named if kind == "named" else dict)((key, unflatten(part, tensors)) for key, part in body.items())
     parts = [unflatten(part, tensors) for part in body]
     return parts if kind == "list" else tuple(parts)
 
