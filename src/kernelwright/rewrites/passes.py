@@ -170,16 +170,20 @@ class FusionPass(RecipePass):
     """True where kernels of convolutions may reduce their channels, and pool."""
     fp16: bool = False
     """True where they multiply float16 where they may use TF32."""
+    products: bool = False
+    """True where products of 16 bits become kernels of our own, with what follows."""
 
     @classmethod
     def first(cls, task: TaskContext) -> Iterator[Recipe]:
-        """Kernels of convolutions, of rows read once, and of few long rows."""
+        """Kernels of convolutions and of 16-bit products, of rows read once, and of few long rows."""
         rules = RulesPass.always()
         if task.on_gpu:
             # A kernel that also computes what follows saves reading and writing the convolution's result.
             for fp16, channels in itertools.product((True, False), repeat=2):
                 yield from with_graph(Recipe((rules, cls(single=True, convolutions=True, fp16=fp16, channels=channels))))
             yield Recipe((rules, cls(single=True, single_pass=True)))
+            for attends in [*AttentionPass.variants(task), None]:
+                yield from with_graph(Recipe((rules, *filter(None, [attends]), cls(single=True, products=True))))
         plain = Recipe((rules, cls(single=True)))
         fused = task.build(plain)
         if fused is not None and fusion.SPLIT_ROWS in fused.techniques:
@@ -195,6 +199,7 @@ class FusionPass(RecipePass):
             single_pass=self.single_pass,
             channels=self.channels,
             fp16=self.fp16,
+            products=self.products,
         )
         for graph in draft.operators():
             fuser.fuse(graph)
@@ -205,6 +210,7 @@ class FusionPass(RecipePass):
             single_pass=fusion.ONE_READ in done,
             channels=not IN_TILE.isdisjoint(done),
             fp16=fusion.FP16_CONVOLUTION in done,
+            products=fusion.PRODUCT_16 in done,
         )
         asked = replace(self, single=False)
         if any(knob and not getattr(effect, name) for name, knob in asked.knobs().items()):

@@ -10,6 +10,8 @@ from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.convolution import POOLED_TILES, WHOLE_CHANNELS, ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, find, order, replace_group
 from kernelwright.rewrites.fusion.kernel import FusedKernel
+from kernelwright.rewrites.fusion.products import PRODUCT_16, ProductKernel, join
+from kernelwright.rewrites.fusion.products import TECHNIQUES as OF_PRODUCTS
 from kernelwright.rewrites.fusion.program import ROWS, LoopProgram, Signature
 from kernelwright.rewrites.fusion.tiles import ScanKernel, WindowKernel
 from kernelwright.rewrites.fusion.triton import ONE_READ, SPLIT_ROWS, OneReadKernel, reads_once
@@ -18,9 +20,18 @@ from kernelwright.rewrites.templates.convolution import TF32, TILED
 from kernelwright.rewrites.templates.fp16_convolution import FP16, FP16_CONVOLUTION
 from kernelwright.rewrites.tracing import OperatorGraph
 
-__all__ = ["FP16_CONVOLUTION", "ONE_READ", "POOLED_TILES", "SPLIT_ROWS", "TILED", "WHOLE_CHANNELS", "KernelFuser"]
+__all__ = [
+    "FP16_CONVOLUTION",
+    "ONE_READ",
+    "POOLED_TILES",
+    "PRODUCT_16",
+    "SPLIT_ROWS",
+    "TILED",
+    "WHOLE_CHANNELS",
+    "KernelFuser",
+]
 
-TECHNIQUES = (SPLIT_ROWS, TILED, FP16_CONVOLUTION, WHOLE_CHANNELS, POOLED_TILES, ONE_READ)
+TECHNIQUES = (SPLIT_ROWS, TILED, FP16_CONVOLUTION, WHOLE_CHANNELS, POOLED_TILES, ONE_READ, *OF_PRODUCTS)
 """Names of what kernels do, in the order in which a candidate tells them."""
 
 
@@ -34,6 +45,7 @@ class KernelFuser:
         single_pass: Whether long rows are read once, by programs that wait for one another, on a GPU.
         channels: Whether the kernel of a convolution may reduce its channels, and pool.
         fp16: Whether it multiplies numbers of 16 bits: float16 where it may use TF32, or those of the task.
+        products: Whether products of 16 bits become kernels with what follows, on a GPU.
     """
 
     def __init__(
@@ -44,6 +56,7 @@ class KernelFuser:
         single_pass: bool = False,
         channels: bool = False,
         fp16: bool = False,
+        products: bool = False,
     ) -> None:
         self._kernels: dict[str, FusedKernel] = {}
         self._alone = False
@@ -53,6 +66,7 @@ class KernelFuser:
         self._single_pass = single_pass
         self._channels = channels
         self._fp16 = fp16
+        self._products = products
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -67,6 +81,10 @@ class KernelFuser:
         """Replace groups of operators by kernels, in place."""
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self, self._worth)
+        if self._products and join(
+            editor, {node for group in groups if len(group.members) > 1 for node in group.members}, self
+        ):
+            groups = find(graph.graph, self, self._worth)
         replaced: dict[fx.Node, fx.Node] = {}
         updates = {replace_group(editor, group, self, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)
@@ -82,6 +100,8 @@ class KernelFuser:
             fits = (self._channels or not (program.reduced or program.pooled)) and (self._fp16 or program.is_of_float32)
             if not (self._convolutions and fits):
                 return False
+        if program.multiplied is not None and not self._products:
+            return False
         return triton.accepts(program) if self._on_gpu else cpp.accepts(program)
 
     def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> FusedKernel:
@@ -100,6 +120,8 @@ class KernelFuser:
             return cpp.CppKernel(name, program, signature, strides)
         if program.convolution is not None:
             return ConvolutionKernel(name, program, signature, strides, FP16 if self._fp16 else TF32)
+        if program.multiplied is not None:
+            return ProductKernel(name, program, signature, strides)
         kind = ScanKernel if program.scans else WindowKernel if program.windows else triton.TritonKernel
         kernel = kind(name, program, signature, strides)
         if self._single_pass and kernel.nest.kind == ROWS and reads_once(kernel.nest) and kernel.full_stores:

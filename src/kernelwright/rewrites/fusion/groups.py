@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import fx
 
 from kernelwright.rewrites.fusion.lowerings import ALONG_THE_OUTPUT, LOWERINGS, ROW_OPERATORS, lower, pooled_of
-from kernelwright.rewrites.fusion.program import FULL, LoopProgram, Signature, UnsupportedError
+from kernelwright.rewrites.fusion.products import FEW, PRODUCTS
+from kernelwright.rewrites.fusion.program import FULL, KernelMaker, LoopProgram, Signature, UnsupportedError
 from kernelwright.rewrites.graph import (
     Editor,
     aten,
@@ -29,7 +30,7 @@ from kernelwright.rewrites.graph import (
 )
 
 MOST_KERNELS = 32
-"""Kernels in one module: each costs build time, and the largest save most."""
+"""Different kernels in one module: each costs build time, and the largest save most."""
 MOST_MEMBERS = 40
 """Operators in one kernel: compile time grows faster than what more of them save."""
 SMALLEST = 2048
@@ -68,16 +69,6 @@ class FusionGroup:
     def outputs(self) -> list[fx.Node]:
         """Members that somebody outside reads."""
         return [node for node in self.members if any(user not in self.members for user in node.users)]
-
-
-class KernelMaker(Protocol):
-    """Makes kernels of programs."""
-
-    def accepts(self, program: LoopProgram) -> bool:
-        """Whether there is a kernel for a program of this shape."""
-
-    def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
-        """The call target that computes a program of these inputs."""
 
 
 def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], maker: KernelMaker) -> FusionGroup | None:
@@ -121,7 +112,7 @@ def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[Fu
         packet = packet_of(node)
         if node.op != "call_function" or not is_tensor(node) or not _dense(node):
             continue
-        if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, ALONG_THE_OUTPUT)):
+        if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, ALONG_THE_OUTPUT, PRODUCTS)):
             continue
         near = list(dict.fromkeys(member_of[source] for source in node.all_input_nodes if source in member_of))
         joined = _join(near, node, positions, maker)
@@ -134,16 +125,33 @@ def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[Fu
         groups = [group for group in groups if not set(group.members) <= set(joined.members)] + [joined]
         for member in joined.members:
             member_of[member] = joined
-    worth = [
-        group
-        for group in groups
-        if math.prod(group.program.logical) >= SMALLEST and (len(group.members) >= 2 or is_call(group.members[0], *alone))
-    ]
+    worth = [group for group in groups if _is_large(group.program) and (len(group.members) >= 2 or _is_alone(group, alone))]
     largest = sorted(worth, key=lambda group: -math.prod(group.program.logical) * len(group.members))
-    kept = [group for group in worth if any(group is large for large in largest[:MOST_KERNELS])]
+    kinds = list(dict.fromkeys(map(_kind, largest)))[:MOST_KERNELS]
+    kept = [group for group in worth if _kind(group) in kinds]
     while (cycle := _in_cycle(nodes, kept)) is not None:
         kept = [group for group in kept if group is not cycle]
     return kept
+
+
+def _is_large(program: LoopProgram) -> bool:
+    """Whether there is enough to do. A model of 16 bits that decodes a token is launches, however small."""
+    return math.prod(program.logical) >= SMALLEST or not program.is_of_float32
+
+
+def _is_alone(group: FusionGroup, operators: tuple[Any, ...]) -> bool:
+    """Whether one operator is worth a kernel: one of these, or a product of few rows, which memory limits."""
+    program = group.program
+    few = program.multiplied is not None and math.prod(program.logical[:-1]) <= FEW
+    return few or is_call(group.members[0], *operators)
+
+
+def _kind(group: FusionGroup) -> tuple[Any, ...]:
+    """Equal for groups of one kernel, such as those of a model's equal layers."""
+    program = group.program
+    loads = tuple((load.strides, load.offset, load.window, load.dtype) for load in program.loads.values())
+    stored = tuple(program.values[node] for node in group.outputs())
+    return program.logical, program.split, program.reduced, tuple(program.steps), loads, stored
 
 
 def _in_cycle(nodes: list[fx.Node], groups: list[FusionGroup]) -> FusionGroup | None:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from torch import fx
 
+from kernelwright.rewrites.fusion.products import PRODUCTS
 from kernelwright.rewrites.fusion.program import (
     DTYPE,
     FULL,
@@ -692,6 +693,8 @@ def lower(program: LoopProgram, node: fx.Node) -> None:
         program.pooled.before if program.pooled and is_call(node, *CONVOLUTIONS, *TRANSPOSED) else program.logical
     ):
         level, lowering = FULL, ALONG_THE_OUTPUT[packet]
+    elif packet in PRODUCTS and shape(node) == program.logical:
+        level, lowering = FULL, PRODUCTS[packet]
     elif packet in LOWERINGS:
         found_level = program.level_of_shape(shape(node))
         if found_level is None:

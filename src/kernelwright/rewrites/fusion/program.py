@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import fx
@@ -90,6 +90,21 @@ class Pooled:
     """Places of a window along each of the last dimensions."""
 
 
+@dataclass(frozen=True, slots=True)
+class Multiplied:
+    """Operands of a program's products: rows of the left one by columns of right ones, whose sums have equal lengths."""
+
+    left: fx.Node
+    length: int
+    """Terms of a sum."""
+    along: int
+    """Elements of a right operand between two terms."""
+    batched: bool
+    """Whether each index of the first dimension has right operands of its own."""
+    widths: tuple[int, ...]
+    """Columns of the products that lie side by side; one number where nothing lies beside another."""
+
+
 @dataclass(slots=True)
 class LoopProgram:
     """Steps over an iteration space, built up node by node."""
@@ -110,6 +125,8 @@ class LoopProgram:
     """The step that computes what each running statistic becomes."""
     convolution: Geometry | None = None
     """What the step `convolution` computes of the first two loads."""
+    multiplied: Multiplied | None = None
+    """What the steps `product` compute."""
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -117,6 +134,11 @@ class LoopProgram:
         if self.split == 1:
             return self.logical
         return (self.logical[0], self.split, self.logical[1] // self.split, *self.logical[2:])
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Dimensions that loops keep apart from those before: the reduced ones, or the columns of products."""
+        return (len(self.space) - 1,) if self.multiplied else self.reduced
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -174,8 +196,8 @@ class LoopProgram:
 
     @property
     def is_of_tiles(self) -> bool:
-        """Whether it has neither windows nor scans nor a convolution, so that tiles of rows or columns compute it."""
-        return not (self.windows or self.scans or self.convolution)
+        """Whether it has neither windows nor scans nor products, so that tiles of rows or columns compute it."""
+        return not (self.windows or self.scans or self.convolution or self.multiplied)
 
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
         """A step that reads an outside tensor."""
@@ -289,6 +311,16 @@ class Signature:
         return number < len(self.dtypes) and self.dtypes[number] == torch.int64
 
 
+class KernelMaker(Protocol):
+    """Makes kernels of programs."""
+
+    def accepts(self, program: LoopProgram) -> bool:
+        """Whether there is a kernel for a program of this shape."""
+
+    def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
+        """The call target that computes a program of these inputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dim:
     """One loop: its length and, for each tensor, the elements between two of its iterations."""
@@ -336,12 +368,13 @@ def nest_of(program: LoopProgram, signature: Signature) -> Nest:
         else:
             dense = contiguous_strides(tuple(1 if dim in program.reduced else size for dim, size in enumerate(space)))
             strides.append(tuple(0 if dim in program.reduced else item for dim, item in enumerate(dense)))
-    last = max(program.reduced, default=len(space))
-    kept = [dim for dim in range(len(space)) if dim not in program.reduced]
-    segments = [dim for dim in kept if dim < last], program.reduced, [dim for dim in kept if dim > last]
+    rows = program.rows
+    last = max(rows, default=len(space))
+    kept = [dim for dim in range(len(space)) if dim not in rows]
+    segments = [dim for dim in kept if dim < last], rows, [dim for dim in kept if dim > last]
     outer, reduced, inner = (_merge(space, strides, dims) for dims in segments)
     none = Dim(1, (0,) * len(strides))
-    if not program.reduced:
+    if not rows:
         return Nest(outer or (none,), (), (), POINTWISE)
     reduced = reduced or (none,)
     if inner:

@@ -114,6 +114,8 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 def accepts(program: LoopProgram) -> bool:
     """Whether this printer can print a program."""
     nest, _ = dense_nest(program)
+    if program.multiplied is not None:  # a tile has no whole rows
+        return not (program.reduced or program.scans or program.windows or program.convolution)
     if program.finds_indices and (program.convolution is not None or program.count() >= 1 << 31):
         return False
     if program.scans and not program.is_of_float32:
