@@ -1,7 +1,7 @@
 """Resolves the dependencies, those of all extras included, for each version of Python that the package names.
 
-pip does this without the interpreters: it reads the wheels' metadata, and installs nothing. Extras that pin a torch of their
-own are resolved by themselves. Conditions on `python_version` inside other packages are judged by the version that runs pip.
+pip does this without the interpreters: it reads the wheels' metadata, and installs nothing. Conditions on `python_version`
+inside other packages are judged by the version that runs pip.
 """
 
 from __future__ import annotations
@@ -14,22 +14,19 @@ import tomllib
 from pathlib import Path
 
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-ALONE = ("vllm",)
 
 
 def main() -> int:
-    """Print a line for each version and group; 1 where one cannot be resolved."""
+    """Print a line for each version; 1 where one cannot be resolved."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
-    together = [one for name, extra in extras.items() if name not in ALONE for one in extra]
-    groups = {"all": [*project["dependencies"], *(one for one in together if not one.startswith("kernelwright"))]}
-    groups |= {name: [*project["dependencies"], *extras[name]] for name in ALONE}
+    together = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
+    requirements = [one for one in together if not one.startswith("kernelwright")]
     failed = False
     for version in VERSIONS:
-        for name, requirements in groups.items():
-            problem = unresolved(version, requirements)
-            failed |= problem is not None
-            print(f"Python {version}, {name}: {problem or 'resolved'}", flush=True)
+        problem = unresolved(version, requirements)
+        failed |= problem is not None
+        print(f"Python {version}: {problem or 'resolved'}", flush=True)
     return int(failed)
 
 

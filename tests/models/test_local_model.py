@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from kernelwright.models import pretrained
 from kernelwright.models import sampler as slots
 from kernelwright.models.chat import Message, Sampling
 from kernelwright.models.factory import chat_model
-from kernelwright.models.local import LocalModel, LocalSettings, VllmModel, VllmSettings
+from kernelwright.models.local import LocalModel, LocalSettings
 from kernelwright.models.pretrained import Weights, tiny_vocabulary
 from tests.models.tiny_model import tiny_model, tiny_tokenizer
 from tests.quick import exhaustive_but
@@ -494,7 +493,7 @@ def test_a_kind_of_model_that_is_not_covered_is_refused(changes):
 
 
 def test_options_are_checked():
-    with pytest.raises(ConfigError, match="The kinds are: api, local, vllm"):
+    with pytest.raises(ConfigError, match="The kinds are: api, local"):
         chat_model("cloud")
     with pytest.raises(ConfigError, match="Did you mean 'adapter'"):
         chat_model("local", path="x", adaptor="y")
@@ -512,40 +511,16 @@ def test_an_endpoint_is_chosen_by_name():
 def test_the_package_is_imported_without_any_model_library():
     code = (
         "import sys, kernelwright.search.policies, kernelwright.models.factory, kernelwright.models.transcript\n"
-        "print(sorted({'openai', 'transformers', 'torch', 'vllm', 'peft'} & set(sys.modules)))"
+        "print(sorted({'openai', 'transformers', 'torch', 'peft'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(PolicyError, match=r"pip install 'kernelwright\[vllm\]'"):
-        chat_model("vllm", path="x")
-
-
-def test_vllm_is_told_what_was_asked_for():
-    """A stand-in with the part of vLLM's interface that is used; the real one is not run here."""
-    told = {}
-
-    class Engine:
-        def __init__(self, **given):
-            told["engine"] = given
-
-        def chat(self, conversations, parameters, use_tqdm):
-            told["conversations"], told["sampling"] = conversations, vars(parameters)
-            output = SimpleNamespace(text="ho", token_ids=[1, 2], finish_reason="stop")
-            return [SimpleNamespace(prompt_token_ids=[1, 2, 3], outputs=[output] * parameters.n) for _ in conversations]
-
-    vllm = SimpleNamespace(LLM=Engine, SamplingParams=lambda **given: SimpleNamespace(**given))
-    local = VllmModel(VllmSettings(path="some/model", engine={"max_model_len": 64}), vllm)
-    answers = local.sample(PROMPTS, count=2, sampling=Sampling(temperature=0.5, top_p=0.9, max_tokens=7, seed=3))
-    assert told["engine"] == {"model": "some/model", "max_model_len": 64}
-    assert told["conversations"][0] == [{"role": "user", "content": "hi"}]
-    assert told["sampling"] == {"n": 2, "temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "seed": 3}
-    assert [[found.text for found in group] for group in answers] == [["ho", "ho"]] * 4
-    assert local.usage.completion_tokens == 16
-    assert local.usage.prompt_tokens == 12
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(PolicyError, match=r"pip install 'kernelwright\[local\]'"):
+        chat_model("local", path="x")
 
 
 def test_the_tiny_model_needs_no_files_and_is_the_same_every_time():

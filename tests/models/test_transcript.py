@@ -213,7 +213,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
     ("heading", "kinds"),
     [
         ("Settings of a local model", (pretrained.Weights, local.LocalSettings)),
-        ("Settings of vLLM in this process", (local.VllmSettings,)),
         ("Prices", (Prices,)),
         ("The transcript", (PromptLine, AnswerLine)),
     ],

@@ -137,13 +137,13 @@ def test_an_improvement_is_built_on() -> None:
     ("shape", "layer", "wanted"),
     exhaustive_but(
         [
-            ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D}),
-            ("2, 4, 8, 8", "nn.ConvTranspose2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D}),
+            ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, wrappers.CHANNELS_LAST}),
+            ("2, 4, 8, 8", "nn.ConvTranspose2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, wrappers.CHANNELS_LAST}),
             ("2, 4, 8", "nn.Conv1d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS}),
             ("2, 4, 5, 6, 7", "nn.Conv3d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS}),
             ("2, 4", "nn.Linear(4, 5)", set()),
         ],
-        ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D}),
+        ("2, 4, 8, 8", "nn.Conv2d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS, wrappers.CHANNELS_LAST}),
         ("2, 4, 8", "nn.Conv1d(4, 5, 3)", {*wrappers.WITH_CONVOLUTIONS}),
         ("2, 4", "nn.Linear(4, 5)", set()),
     ),
@@ -151,7 +151,7 @@ def test_an_improvement_is_built_on() -> None:
 def test_wrappers_of_convolutions_are_proposed_where_they_apply(shape: str, layer: str, wanted: set[str]) -> None:
     task = task_text("return self.f(a)", f"torch.randn({shape})", f"self.f = {layer}")
     found = {name for one in proposed(task) for name in one.techniques}
-    assert found & {*wrappers.WITH_CONVOLUTIONS, *wrappers.WITH_CONVOLUTIONS_2D} == wanted - {"channels-last"}
+    assert found & {*wrappers.WITH_CONVOLUTIONS, wrappers.CHANNELS_LAST} == wanted
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_wrapper_without_its_graph_is_tried_where_the_graph_failed_or_the_call
     task = task_text("return self.f(a) * 1 + 0", "torch.randn(2, 4, 8, 8)", "self.f = nn.Conv2d(4, 5, 3)")
     given, policy = context(task), BuiltinPolicy()
     first = policy.propose(given, 100)
-    later = {("channels-last",), ("remove-noops", "compile"), ("remove-noops", "cudnn-benchmark")}
+    later = {("remove-noops", "compile"), ("remove-noops", "cudnn-benchmark")}
     assert not later & {one.techniques for one in first}
     assert {("compile",), ("cudnn-benchmark",)} <= {one.techniques for one in first}
     found = {"correct": estimate is not None, "estimate": estimate, "candidate_us": latency_us}
@@ -188,7 +188,7 @@ def test_a_graph_comes_last_where_its_copies_are_large(large: bool) -> None:
 
 def test_channels_last_leaves_tensors_of_other_ranks_alone() -> None:
     task = task_text("return self.g(self.f(a).mean(4)).sum() + self.f(a)", "torch.randn(2, 4, 5, 6, 7)", VOLUME_AND_PLANE)
-    module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
+    module = load(wrappers.baseline_source(Task(id="sample", source=task), "channels-last"), "candidate")
     plain, wrapped = module.Model(), module.ModelNew()
     wrapped.load_state_dict(plain.state_dict())
     volume = torch.randn(2, 4, 5, 6, 7)
@@ -217,7 +217,7 @@ def test_channels_last_is_not_proposed_where_a_view_refuses_the_layout(rows: str
     task = task_text(f"return torch.relu(self.f(a)).{rows} + 1", "torch.randn(2, 3, 6, 6)", "self.f = nn.Conv2d(3, 4, 3)")
     found = proposed(task)
     assert (("channels-last-cuda-graph",) in {one.techniques for one in found}) == fits
-    module = load(wrappers.wrap(emit.reference_source(task), "channels-last", ()), "candidate")
+    module = load(wrappers.baseline_source(Task(id="sample", source=task), "channels-last"), "candidate")
     if fits:
         module.ModelNew()(torch.randn(2, 3, 6, 6))
     else:

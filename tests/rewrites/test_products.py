@@ -155,14 +155,6 @@ def test_the_policy_proposes_split_products_for_large_products_on_a_gpu_alone(nv
     assert proposed(LARGE.replace("512)", "512, dtype=torch.float64)")) == []
 
 
-@pytest.mark.exhaustive
-def test_half_of_a_product_is_also_proposed_as_a_whole_one_that_is_split(nvcc):
-    text = task_text("return torch.tril(a @ b)", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
-    given = Context(task=Task(id="sample", source=text), device="cuda", history=(), seed=0)
-    found = {one.techniques for one in BuiltinPolicy().propose(given, 100)}
-    assert {("triangle-of-product",), ("split-product-triton",), ("split-product-cuda", "cuda-graph")} < found
-
-
 def test_without_nvcc_only_the_triton_form_is_proposed(monkeypatch):
     def missing() -> Path:
         raise CompilerMissingError("nvcc is not installed")

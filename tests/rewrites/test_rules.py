@@ -125,18 +125,6 @@ FIRES: list[tuple[str, str, str, str]] = [
         "pass",
     ),
     (
-        "triangle-of-product",
-        "return torch.tril(a @ b, -2)",
-        "torch.randn(513, 3), torch.randn(3, 520)",
-        "pass",
-    ),
-    (
-        "triangle-of-product",
-        "return torch.triu(a @ b, 1)",
-        "torch.randn(513, 3), torch.randn(3, 500)",
-        "pass",
-    ),
-    (
         "wide-attention",
         "return F.scaled_dot_product_attention(a, b, c) + F.scaled_dot_product_attention(a, b, c, scale=0.1)",
         "torch.randn(2, 3, 5, 512), torch.randn(2, 3, 7, 512), torch.randn(2, 3, 7, 6)",
@@ -327,21 +315,6 @@ FIRES: list[tuple[str, str, str, str]] = [
         IMAGE,
         "self.f = nn.ConvTranspose2d(4, 6, 3, groups=2)",
     ),
-    (
-        "flat-to-planar-convolution",
-        "return self.f(a)",
-        "torch.randn(2, 3, 7, 6, 5)",
-        "self.f = nn.Conv3d(3, 4, (3, 2, 1), stride=(2, 1, 1), padding=(1, 1, 0), dilation=(1, 2, 1))",
-    ),
-    ("pointwise-convolution-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, 1)"),
-    ("patches-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, (2, 3), (2, 3))"),
-    ("patches-from-product", "return self.f(a)", IMAGE, "self.f = nn.ConvTranspose2d(4, 5, (2, 3), (2, 3))"),
-    (
-        "split-concatenation",
-        "return self.f(torch.cat([a, b], 1))",
-        "torch.randn(4, 2), torch.randn(4, 4)",
-        LINEAR,
-    ),
 ]
 
 HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
@@ -447,13 +420,6 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
         "einsum-to-product",
         "return torch.einsum('ilj,lk->ijk', a, b)",
         "torch.randn(2, 5, 4), torch.randn(5, 6)",
-        "pass",
-    ),
-    (
-        "the product is small",
-        "triangle-of-product",
-        "return torch.tril(a @ b)",
-        "torch.randn(9, 3), torch.randn(3, 9)",
         "pass",
     ),
     (
@@ -603,9 +569,6 @@ HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
         IMAGE,
         UP.format("padding=3"),
     ),
-    ("the kernel looks further", "pointwise-convolution-to-product", "return self.f(a)", IMAGE, CONV),
-    ("windows overlap", "patches-to-product", "return self.f(a)", IMAGE, "self.f = nn.Conv2d(4, 5, 3, 2)"),
-    ("windows overlap", "patches-from-product", "return self.f(a)", IMAGE, UP.format("stride=2")),
 ]
 
 

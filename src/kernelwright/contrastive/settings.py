@@ -196,7 +196,7 @@ class CheckerSection(_SettingsTable):
     """A second opinion on suspicious speedups (the paper's adversarial checker). Its vote leads to deeper checks, which
     decide."""
 
-    kind: Literal["none", "structural", "api", "local", "vllm"] = "none"
+    kind: Literal["none", "structural", "api", "local"] = "none"
     """Kind of the checker. `structural` compares with known hacks; the others also ask a model of that kind."""
     confirmed: str = ""
     """File of hacks found before, such as an earlier run's `hacks.jsonl`, which are known besides the packaged ones."""
@@ -209,7 +209,7 @@ class CheckerSection(_SettingsTable):
 class TeacherSection(_SettingsTable):
     """A language model as a teacher."""
 
-    kind: Literal["api", "local", "vllm"]
+    kind: Literal["api", "local"]
     """Kind of the model, as in docs/models.md."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the model, as in docs/models.md."""

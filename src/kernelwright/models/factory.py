@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -12,11 +12,11 @@ from kernelwright.config import first_problem
 from kernelwright.errors import ConfigError, PolicyError
 from kernelwright.models.chat import ChatModel
 
-KINDS = ("api", "local", "vllm")
+KINDS = ("api", "local")
 
 
 def chat_model(kind: str, **options: Any) -> ChatModel:
-    """Open a model of a kind: `api`, `local` or `vllm`, with the options that `docs/models.md` describes.
+    """Open a model of a kind: `api` or `local`, with the options that `docs/models.md` describes.
 
     Raises:
         ConfigError: there is no such kind or option, or a value is out of range.
@@ -25,27 +25,19 @@ def chat_model(kind: str, **options: Any) -> ChatModel:
     if kind not in KINDS:
         raise ConfigError(f"Wanted a kind of model; found {kind!r}. The kinds are: {', '.join(KINDS)}.")
     if kind == "api":
-        api = _imported("api", "openai", extra="api")
-        (settings,) = _parsed(options, api.ApiSettings)
-        opened: ChatModel = api.ApiModel(settings)
-    elif kind == "local":
-        local = _imported("local", "transformers", extra="local")
-        weights, settings = _parsed(options, local.Weights, local.LocalSettings)
-        opened = local.LocalModel.load(weights, settings)
-    else:
-        vllm = _imported("local", "vllm", extra="vllm")
-        (settings,) = _parsed(options, vllm.VllmSettings)
-        opened = vllm.VllmModel(settings)
-    return opened
+        api = _imported("api", "openai")
+        return cast(ChatModel, api.ApiModel(*_parsed(options, api.ApiSettings)))
+    local = _imported("local", "transformers")
+    return cast(ChatModel, local.LocalModel.load(*_parsed(options, local.Weights, local.LocalSettings)))
 
 
-def _imported(module: str, package: str, *, extra: str) -> Any:
+def _imported(module: str, package: str) -> Any:
     """A module of this folder that needs an optional package."""
     try:
         importlib.import_module(package)
     except ImportError as error:
         raise PolicyError(
-            f"Wanted the package {package}; {error}. Install it with pip install 'kernelwright[{extra}]'."
+            f"Wanted the package {package}; {error}. Install it with pip install 'kernelwright[{module}]'."
         ) from error
     return importlib.import_module(f"kernelwright.models.{module}")
 

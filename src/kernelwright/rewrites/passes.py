@@ -24,9 +24,8 @@ GRAPH_OF = {
     "compile": "compile-cuda-graph",
     "cudnn-benchmark": "cudnn-cuda-graph",
     "compile-cudnn": "compile-cudnn-cuda-graph",
-    "channels-last": "channels-last-cuda-graph",
 }
-"""Wrappers and the same with a graph. Without it rewritten code and channels-last came near the best in none of 51 looks."""
+"""Wrappers and the same with a graph."""
 _CONVOLUTIONS = (*CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
 
 
@@ -47,9 +46,9 @@ class RulesPass(RecipePass):
         return cls(tuple(rule.name for rule in RULES if rule.name in wanted))
 
     @classmethod
-    def always(cls, *, but: str = "") -> Self:
-        """The pass of all rules that never make anything slower, without one of them."""
-        return cls.of(rule.name for rule in RULES if rule.always and rule.name != but)
+    def always(cls) -> Self:
+        """The pass of all rules that never make anything slower."""
+        return cls(tuple(rule.name for rule in RULES if rule.always))
 
     def apply(self, draft: Draft) -> bool:
         """Rewrite both graphs, without rules that failed on this task."""
@@ -120,10 +119,9 @@ class ProductPass(TemplatePass):
     def first(cls, task: TaskContext) -> Iterator[Recipe]:
         """Each variant with a kernel for attention and without.
 
-        Nothing else gains as much on a large product. A rule that leaves out half of a product by blocks of it leaves no
-        product to split, and gains less. Of candidates with equal ranks the plan's order decides.
+        Nothing else gains as much on a large product. Of candidates with equal ranks the plan's order decides.
         """
-        rules = RulesPass.always(but="triangle-of-product")
+        rules = RulesPass.always()
         for step, attends in itertools.product(cls.variants(task), [*AttentionPass.variants(task), None]):
             yield from with_graph(Recipe((rules, step, *filter(None, [attends]), FusionPass(single=True))))
 
@@ -240,7 +238,7 @@ class WrapperPass(RecipePass):
             kinds += wrappers.WITH_CONVOLUTIONS
             kinds += wrappers.WITH_LARGE_CONVOLUTIONS if task.copies_much else ()
         if task.takes_channels_last:
-            kinds += wrappers.WITH_CONVOLUTIONS_2D
+            kinds += (wrappers.CHANNELS_LAST,)
         return kinds + wrappers.ON_CUDA
 
     def suits(self, task: TaskContext) -> bool:

@@ -53,6 +53,8 @@ _IN_THREAD = _CUDA_GRAPH.replace(
 _SEARCHED_GRAPH = f"\nimport concurrent.futures\n{_text('in_thread')}\n{_IN_THREAD}"
 """A CUDA graph that is captured in a thread of its own, so that cuDNN's search is made whatever has run before."""
 
+CHANNELS_LAST = "channels-last-cuda-graph"
+"""For convolutions in two dimensions: the layout exists for tensors of rank 4 only."""
 WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "compile": ((_COMPILE,), ""),
     # Replays of torch.compile's own graphs check its guards first, which takes longer than a short call.
@@ -63,8 +65,7 @@ WRAPPERS: dict[str, tuple[tuple[str, ...], str]] = {
     "cudnn-cuda-graph": ((_CUDNN, _SEARCHED_GRAPH), ""),
     "compile-cudnn-cuda-graph": ((_COMPILE, _CUDNN, _SEARCHED_GRAPH), ""),
     "compile-cudnn": ((_COMPILE, _CUDNN), ""),
-    "channels-last": ((_CHANNELS_LAST,), ""),
-    "channels-last-cuda-graph": ((_CHANNELS_LAST, _SEARCHED_GRAPH), ""),
+    CHANNELS_LAST: ((_CHANNELS_LAST, _SEARCHED_GRAPH), ""),
 }
 DIRECT = {name: name.replace("cuda-graph", "direct-cuda-graph") for name in WRAPPERS if name.endswith("cuda-graph")}
 """Wrappers with a graph, and the same with a graph that copies from and to the caller's tensors itself."""
@@ -91,9 +92,7 @@ ON_CUDA = ("cuda-graph", "compile-cuda-graph", "compile", "compile-max-autotune"
 WITH_CONVOLUTIONS = ("cudnn-cuda-graph", "compile-cudnn-cuda-graph", "cudnn-benchmark")
 WITH_LARGE_CONVOLUTIONS = ("compile-cudnn",)
 """Proposed besides the same with a graph, where copies cost more than launches."""
-WITH_CONVOLUTIONS_2D = ("channels-last-cuda-graph", "channels-last")
-"""Their layout exists for tensors of rank 4 only."""
-KEEPS_LAYOUT = frozenset(WRAPPERS) - {*WITH_CONVOLUTIONS_2D, DIRECT["channels-last-cuda-graph"]}
+KEEPS_LAYOUT = frozenset(WRAPPERS) - {CHANNELS_LAST, DIRECT[CHANNELS_LAST]}
 """Wrappers that hand inputs on as they are, so that they can wrap code written for one layout."""
 
 

@@ -29,7 +29,6 @@ _ALWAYS = (
     products.sum_of_products,
     products.add_weights,
     products.reorder_product_chain,
-    products.triangle_of_product,
     products.attention,
     products.wide_attention,
     products.rotate_before_transpose,
@@ -55,11 +54,6 @@ _ALWAYS = (
 _ALTERNATIVES = (
     affine.drop_bias_before_norm,
     convolution.flip_transposed_convolution,
-    convolution.flat_to_planar_convolution,
-    convolution.pointwise_convolution_to_product,
-    convolution.patches_to_product,
-    convolution.patches_from_product,
-    slices.split_concatenation,
 )
 """Rules that may be slower than what they replace: each is a candidate of its own, for the clock to judge."""
 

@@ -16,10 +16,8 @@ from kernelwright.rewrites.graph import (
     is_call,
     is_tensor,
     numbers,
-    numel,
     read_once,
     shape,
-    value,
 )
 from kernelwright.rewrites.rules.affine import (
     ADAPTIVE_POOLS,
@@ -29,7 +27,6 @@ from kernelwright.rewrites.rules.affine import (
     pools_plainly,
 )
 from kernelwright.rewrites.rules.base import each
-from kernelwright.rewrites.rules.reductions import is_pointwise
 
 CONVOLUTION_OF_RANK = dict(enumerate((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), 1))
 TRANSPOSED_OF_RANK = dict(
@@ -132,96 +129,6 @@ def flip_transposed_convolution(editor: Editor, node: fx.Node) -> fx.Node | None
         swapped = editor.call(node, aten.transpose.int, grouped, 1, 2)
         weight = editor.reshape(node, swapped, [found.groups * outputs, inputs, *found.kernel])
     return _convolution(editor, node, found._replace(weight=weight, padding=padding))
-
-
-@each(aten.conv3d)
-def flat_to_planar_convolution(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """A 3-d convolution with kernel (a, b, 1) is a 2-d one whose rows hold width and depth, dilated by the depth.
-
-    Nothing is copied: neighbours along the width are `depth` elements apart in memory. Conditions: kernel 1,
-    stride 1 and no padding along the last dimension; stride 1 along the one before; contiguous input.
-    """
-    found = geometry(node)
-    if found is None or found.kernel[2] != 1 or found.stride[1:] != (1, 1) or found.padding[2]:
-        return None
-    if not value(found.source).is_contiguous():
-        return None
-    batch, channels, height, width, depth = shape(found.source)
-    rows = editor.reshape(node, found.source, [batch, channels, height, width * depth])
-    weight = editor.call(node, aten.squeeze.dim, found.weight, -1)
-    padding = (found.padding[0], found.padding[1] * depth)
-    dilation = (found.dilation[0], found.dilation[1] * depth)
-    planar = found._replace(source=rows, weight=weight, stride=found.stride[:2], padding=padding, dilation=dilation)
-    return editor.reshape(node, _convolution(editor, node, planar), shape(node))
-
-
-@each(*CONVOLUTIONS)
-def pointwise_convolution_to_product(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """A 1x1 convolution is a matrix product over the channels.
-
-    Conditions: kernel 1, stride 1, no padding, one group.
-    """
-    found = geometry(node)
-    if found is None or found.groups != 1 or not is_pointwise(node):
-        return None
-    weight = editor.reshape(node, found.weight, shape(found.weight)[:2])
-    pixels = editor.call(node, aten.flatten.using_ints, found.source, 2)
-    result = editor.call(node, aten.matmul.default, weight, pixels)
-    if found.bias is not None:
-        result = editor.call(node, aten.add.Tensor, result, editor.call(node, aten.unsqueeze.default, found.bias, 1))
-    return editor.call(node, aten.view.default, result, list(shape(node)))
-
-
-@each(*CONVOLUTIONS)
-def patches_to_product(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """A convolution whose windows tile the image is one matrix product over patches.
-
-    Conditions: kernel equals stride, no padding or dilation, one group; pixels beyond the last whole patch are dropped.
-    """
-    found = geometry(node)
-    if found is None or found.groups != 1 or found.kernel != found.stride or is_pointwise(node):
-        return None
-    if any(found.padding) or any(step != 1 for step in found.dilation):
-        return None
-    batch, channels, *sizes = shape(found.source)
-    rank, grid = len(sizes), shape(node)[2:]
-    source = found.source
-    for dim, (size, tiles, width) in enumerate(zip(sizes, grid, found.kernel, strict=True), 2):
-        if tiles * width != size:
-            source = editor.call(node, aten.slice.Tensor, source, dim, 0, tiles * width)
-    split = [part for tiles, width in zip(grid, found.kernel, strict=True) for part in (tiles, width)]
-    tiled = editor.reshape(node, source, [batch, channels, *split])
-    order = [0, *(2 + 2 * dim for dim in range(rank)), 1, *(3 + 2 * dim for dim in range(rank))]
-    patches = editor.call(node, aten.permute.default, tiled, order)
-    flat = editor.reshape(node, patches, [batch, math.prod(grid), numel(found.weight) // shape(found.weight)[0]])
-    weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
-    result = editor.call(node, aten.linear.default, flat, weight, found.bias)
-    return editor.reshape(node, editor.call(node, aten.transpose.int, result, 1, 2), shape(node))
-
-
-@each(*TRANSPOSED)
-def patches_from_product(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """A transposed convolution whose windows tile its output is one matrix product, then a shuffle of pixels.
-
-    Conditions: kernel equals stride, no padding, output padding or dilation, one group.
-    """
-    found = geometry(node)
-    if found is None or found.groups != 1 or found.kernel != found.stride:
-        return None
-    if any(found.padding) or any(found.output_padding) or any(step != 1 for step in found.dilation):
-        return None
-    batch, _, *sizes = shape(found.source)
-    outputs, rank = shape(found.weight)[1], len(sizes)
-    pixels = editor.call(node, aten.transpose.int, editor.call(node, aten.flatten.using_ints, found.source, 2), 1, 2)
-    weight = editor.call(node, aten.flatten.using_ints, found.weight, 1)
-    product = editor.call(node, aten.matmul.default, pixels, weight)
-    split = editor.call(node, aten.view.default, product, [batch, *sizes, outputs, *found.kernel])
-    order = [0, rank + 1, *(part for dim in range(rank) for part in (1 + dim, rank + 2 + dim))]
-    shuffled = editor.reshape(node, editor.call(node, aten.permute.default, split, order), shape(node))
-    if found.bias is None:
-        return shuffled
-    bias = editor.reshape(node, found.bias, [outputs, *[1] * rank])
-    return editor.call(node, aten.add.Tensor, shuffled, bias)
 
 
 @each(*AVERAGE_POOLS)

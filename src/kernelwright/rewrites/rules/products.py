@@ -33,8 +33,6 @@ from kernelwright.rewrites.rules.affine import CONVOLUTIONS, affine
 from kernelwright.rewrites.rules.base import each
 
 PRODUCTS = (aten.matmul, aten.mm, aten.bmm)
-BLOCKS = 8
-"""Row blocks of a triangular product: 56 % of the full product's work, in pieces still large enough to be fast."""
 
 
 @each(aten.einsum)
@@ -199,49 +197,6 @@ def reorder_product_chain(editor: Editor, node: fx.Node) -> fx.Node | None:
             return editor.call(node, aten.matmul.default, first, editor.call(node, aten.matmul.default, second, third))
         return editor.call(node, aten.matmul.default, editor.call(node, aten.matmul.default, first, second), third)
     return None
-
-
-def lower_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
-    """`(left @ right).tril(diagonal)` for matrices, without most of the products that are thrown away.
-
-    Rows are taken in blocks; of each, only the columns that can be kept are computed.
-    """
-    rows, columns = left.shape[0], right.shape[1]
-    result = left.new_zeros(rows, columns)
-    step = -(-rows // blocks)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        width = min(max(stop + diagonal, 0), columns)
-        if width:
-            result[start:stop, :width] = torch.tril(left[start:stop] @ right[:, :width], diagonal + start)
-    return result
-
-
-def upper_triangle_of_product(left: torch.Tensor, right: torch.Tensor, diagonal: int, blocks: int) -> torch.Tensor:
-    """`(left @ right).triu(diagonal)` for matrices, without most of the products that are thrown away."""
-    rows, columns = left.shape[0], right.shape[1]
-    result = left.new_zeros(rows, columns)
-    step = -(-rows // blocks)
-    for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        first = min(max(start + diagonal, 0), columns)
-        if first < columns:
-            result[start:stop, first:] = torch.triu(left[start:stop] @ right[:, first:], diagonal + start - first)
-    return result
-
-
-@each(aten.tril, aten.triu)
-def triangle_of_product(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """`tril(a @ b)` and `triu(a @ b)` compute only the blocks that are kept.
-
-    Conditions: two matrices of at least 512 rows; the product has no other reader. Nothing is assumed about a and b.
-    """
-    product = read_once(node.args[0], *PRODUCTS)
-    pair = operand_nodes(product)
-    if product is None or pair is None or len(shape(product)) != 2 or shape(product)[0] < 512:
-        return None
-    helper = lower_triangle_of_product if is_call(node, aten.tril) else upper_triangle_of_product
-    return editor.call(node, helper, *pair, int(argument(node, "diagonal")), BLOCKS)
 
 
 @each(aten.add)

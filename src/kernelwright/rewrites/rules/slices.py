@@ -12,7 +12,6 @@ from kernelwright.rewrites.graph import (
     Editor,
     argument,
     aten,
-    dtype,
     is_call,
     is_tensor,
     named,
@@ -60,30 +59,6 @@ def _row_by_row(node: fx.Node, dim: int) -> list[int]:
         mixed = 1 if is_call(node, aten.linear) else len(argument(node, "normalized_shape"))
         return [0] if dim < rank - mixed else []
     return []
-
-
-@each(aten.linear)
-def split_concatenation(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """`linear(cat([a, b], 1), W)` is `linear(a, W_a) + linear(b, W_b)`: no copy, and the part of an input of
-    a loop can be taken out of the loop.
-
-    Conditions: two parts, joined along the features, and the concatenation has no reader but `linear`s.
-    """
-    joined = node.args[0]
-    if not isinstance(joined, fx.Node) or not is_call(joined, aten.cat):
-        return None
-    parts, rank, dim = argument(joined, "tensors"), len(shape(joined)), argument(joined, "dim")
-    if not isinstance(parts, list | tuple) or len(parts) != 2 or dim % rank != rank - 1:
-        return None
-    if not all(is_call(user, aten.linear) for user in joined.users) or any(dtype(part) != dtype(node) for part in parts):
-        return None
-    weight, bias = argument(node, "weight"), argument(node, "bias")
-    width = shape(parts[0])[-1]
-    first = editor.call(node, aten.slice.Tensor, weight, 1, 0, width)
-    second = editor.call(node, aten.slice.Tensor, weight, 1, width, shape(weight)[1])
-    one = editor.call(node, aten.linear.default, parts[0], first, bias)
-    two = editor.call(node, aten.linear.default, parts[1], second)
-    return editor.call(node, aten.add.Tensor, one, two)
 
 
 def batch_steps(editor: Editor) -> int:
