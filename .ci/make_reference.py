@@ -22,6 +22,7 @@ from kernelwright.cli.commands import OptionsCommand
 from kernelwright.cli.model_options import ModelOptions
 from kernelwright.cli.options import JudgeOptions
 from kernelwright.judge import Settings
+from kernelwright.models.chat import Completion, ModelAnswer, Sampling
 from kernelwright.records import Evaluation, Label, Reason
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -107,11 +108,26 @@ def training_settings() -> str:
 
 
 def fields(place: str) -> str:
-    """Keys of a record. What is not described there means the same as in an evaluation, or among the judge's settings."""
+    """Keys of a record. Keys without words mean the same as in an evaluation, a model's answer or the judge's settings."""
     module, _, name = place.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
-    about = docstrings(Evaluation) | docstrings(Settings) | docstrings(kind)
-    return table("key | meaning", ((f"`{name}`", about[name]) for name in kind.model_fields))
+    elsewhere = (Evaluation, Settings, Sampling, Completion, ModelAnswer, kind)
+    about = {name: text for one in elsewhere for name, text in docstrings(one).items()}
+    names = getattr(kind, "model_fields", None) or kind.__dataclass_fields__
+    return table("key | meaning", ((f"`{name}`", about[name]) for name in names))
+
+
+def members(place: str) -> str:
+    """Members of an enumeration, in the words that stand below them."""
+    module, _, name = place.rpartition(".")
+    source = Path(importlib.import_module(module).__file__ or "").read_text(encoding="utf-8")
+    (body,) = [node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name]
+    rows = [
+        (f"`{ast.literal_eval(member.value)}`", one_line(str(ast.literal_eval(below.value))))
+        for member, below in itertools.pairwise(body)
+        if isinstance(member, ast.Assign) and isinstance(below, ast.Expr)
+    ]
+    return table("name | meaning", rows)
 
 
 def codes(kind: type[Reason] | type[Label]) -> str:
@@ -203,6 +219,11 @@ def written(name: str) -> str:
             return command(what.replace("-", " "))
         case "fields":
             return fields(what)
+        case "members":
+            return members(what)
+        case "settings":
+            module, _, name = what.rpartition(".")
+            return settings(getattr(importlib.import_module(module), name))
     return {
         "judge-options": lambda: options(shared(JudgeOptions)),
         "model-options": lambda: options(shared(ModelOptions)),

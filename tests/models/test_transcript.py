@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from kernelwright.errors import PolicyError, UsageError
-from kernelwright.models import local, pretrained, transcript
-from kernelwright.models.chat import ChatModel, Completion, CompletionFailure, Message, ModelAnswer, Prices, Sampling, Usage
-from kernelwright.models.transcript import AnswerLine, PromptLine, Recorded, Transcript, prompt_id
+from kernelwright.models import transcript
+from kernelwright.models.chat import ChatModel, Completion, Message, ModelAnswer, Sampling
+from kernelwright.models.transcript import Recorded, Transcript, prompt_id
 from tests.forks import forked
 
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=8, seed=4)
@@ -204,42 +202,6 @@ def test_what_a_prompt_is_called_depends_on_all_of_it():
     assert prompt_id(conversation("a")) == prompt_id(tuple(conversation("a")))
     assert prompt_id(conversation("a")) != prompt_id(conversation("b"))
     assert prompt_id([Message("user", "a")]) != prompt_id([Message("system", "a")])
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-
-
-@pytest.mark.parametrize(
-    ("heading", "kinds"),
-    [
-        ("Settings of a local model", (pretrained.Weights, local.LocalSettings)),
-        ("Prices", (Prices,)),
-        ("The transcript", (PromptLine, AnswerLine)),
-    ],
-)
-def test_the_page_describes_every_setting_and_field_and_no_other(heading, kinds: tuple[type[BaseModel], ...]):
-    assert described(heading) == {name for kind in kinds for name in kind.model_fields}
-
-
-def test_the_page_describes_every_setting_of_an_endpoint_and_no_other():
-    pytest.importorskip("openai")
-    from kernelwright.models.api import ApiSettings
-
-    assert described("Settings of an endpoint") == {*ApiSettings.model_fields}
-
-
-def test_the_page_describes_the_counts():
-    assert described("Tokens and cost") == set(Usage.__dataclass_fields__)
-
-
-def test_the_page_describes_every_failure_and_no_other():
-    assert described("Failed answers") == {*CompletionFailure}
-
-
-def described(heading: str) -> set[str]:
-    """Names in the first cells of the tables under a heading."""
-    section = re.split(r"\n#+ ", PAGE.read_text(encoding="utf-8").partition(f"# {heading}\n")[2])[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
 
 
 def test_half_a_surrogate_pair_from_a_cut_stream_is_recorded(file):

@@ -93,6 +93,7 @@ class ApiSettings(BaseModel):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as `top_k`. They are recorded: no secrets here."""
     prices: Prices | None = None
+    """Prices per million tokens; without them the cost is unknown."""
 
 
 class ApiModel(ChatModel):

@@ -28,19 +28,25 @@ class Sampling:
     """Parameters of drawing answers."""
 
     temperature: float = 1.0
+    """Temperature; 0 takes the likeliest token."""
     top_p: float = 1.0
+    """Share of probability that tokens are drawn from."""
     max_tokens: int = 4096
     """Longest answer, in tokens."""
     seed: int = 0
+    """Seed of the drawing, where the server takes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer. A failed one is data too: `text` is what had arrived."""
+    """One answer. A failed one is data too."""
 
     text: str
+    """The answer; of a failed one, as much as had arrived."""
     prompt_tokens: int
+    """Tokens of the prompt; 0 if the server did not report them."""
     completion_tokens: int
+    """Tokens of the answer; 0 if the server did not report them."""
     finish_reason: str = "stop"
     """`stop`, `length` (cut at `max_tokens`) or the provider's own word."""
     failure: str | None = None
@@ -99,6 +105,7 @@ class ModelAnswer:
     cost: float | None = None
     """Cost in `currency`; None without prices or token counts."""
     currency: str = ""
+    """Currency of the cost; empty without one."""
     bears_prompt: bool = True
     """True for the first answer of a request, to which the prompt is charged."""
 
@@ -149,6 +156,7 @@ class Prices(BaseModel):
     cached_input: float | None = Field(default=None, ge=0)
     """Price of prompt tokens that the provider had cached; without it they cost as much as any other."""
     currency: str = "USD"
+    """Currency of all prices."""
 
     def cost(self, prompt_tokens: int, completion_tokens: int, cached_prompt_tokens: int = 0) -> float:
         """Price of these tokens, in `currency`; cached ones are among the prompt's."""
@@ -172,8 +180,11 @@ class Usage:
     failures: int = 0
     """Answers that carry a `failure`."""
     prompt_tokens: int = 0
+    """Prompt tokens, counted once where one request returns several answers."""
     cached_prompt_tokens: int = 0
+    """Part of `prompt_tokens` that the provider had cached."""
     completion_tokens: int = 0
+    """Answer tokens."""
     reasoning_tokens: int = 0
     """Part of `completion_tokens`: hidden reasoning."""
     unreported: int = 0

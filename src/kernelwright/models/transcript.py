@@ -1,7 +1,7 @@
 """Records every prompt and answer of a model as JSON lines, and answers again out of such a transcript.
 
 A line is on disk before the next answer is taken, so a run killed at any moment has lost no answer it had paid for, and
-the same run started again gets those answers from the file. `docs/models.md` describes the fields.
+the same run started again gets those answers from the file. `docs/record-format.md` describes the fields.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ class PromptLine(_Line):
     """A conversation, written once in a file however often it is asked."""
 
     kind: Literal["prompt"] = "prompt"
+    """The kind of line: `prompt`."""
     id: str
     """Hex SHA-256 of the messages' canonical JSON."""
     messages: tuple[Turn, ...]
+    """Role and content of each message."""
 
 
 class AnswerLine(_Line):
     """One answer to a conversation."""
 
     kind: Literal["answer"] = "answer"
+    """The kind of line: `answer`."""
     time_utc: str
     """Time of completion, ISO 8601."""
     model: str
+    """Name in records, such as `local:qwen2.5-coder-0.5b`."""
     prompt: str
     """`id` of the prompt line."""
     number: int
