@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import sys
 import warnings
 from typing import Any
@@ -128,13 +129,26 @@ def test_a_module_without_any_traceable_part_says_what_is_wrong_with_the_whole()
         trace(Task(id="parts", source=text))
 
 
-def test_more_keywords_than_were_traced_run_the_reference() -> None:
+def test_keywords_that_were_traced_run_the_part_and_others_the_reference() -> None:
     text = TEXT.replace("x = block(x, tables, scale=0.5)", "x = block(x, tables, scale=0.5, **self.more)")
-    made = candidate(text.replace("super().__init__()", "super().__init__()\n        self.more = {}"))
-    model = made.ModelNew(8).eval()
-    model.more = {"loud": True}
-    with pytest.warns(UserWarning, match="wanted not more, found torch.float32"):
-        model(torch.randn(64, 8))
+    text = text.replace(
+        "super().__init__()", "super().__init__()\n        self.more = {'use_cache': False, 'bias': torch.ones(8)}"
+    )
+    text = text.replace("tables[1]", "tables[1] + more.get('bias', 0.0)")
+    made = candidate(text)
+    reference, model = load(text, "reference").Model(8), made.ModelNew(8).eval()
+    reference.load_state_dict(model.state_dict())
+    x, own = torch.randn(64, 8), made.Block.forward
+    made.Block.forward = None
+    torch.testing.assert_close(model(x), reference.eval()(x))
+    assert model.last_path == "optimized"
+    made.Block.forward = own
+    for more, wanted in (({"bias": model.more["bias"]}, "len(more) == 2"), (model.more | {"use_cache": True}, "is False")):
+        changed = copy.deepcopy(model)
+        changed.more = reference.more = more
+        with pytest.warns(UserWarning, match=re.escape(wanted) + r", found torch.float32.*\('bias', tensor"):
+            torch.testing.assert_close(changed(x), reference(x))
+        assert changed.last_path == "reference"
 
 
 LAST = """

@@ -245,15 +245,15 @@ def _guards(trace: Trace, extra: Iterable[str]) -> list[str]:
         tests.insert(0, "self._is_as_traced")
     if trace.only is not None:
         tests.append("self.training" if trace.only else "not self.training")
-    parameters = [item.name.partition("[")[0] for item in trace.inputs]
-    for parameter, item in zip(parameters, trace.inputs, strict=True):
-        if parameter.startswith("*"):
-            tests.append(f"not {parameter.strip('*')}")
-            continue
+    for item in trace.inputs:
+        parameter, parts = item.parameter.strip("*"), [one.name for one in trace.inputs if one.parameter == item.parameter]
         if item.default == "None" and item.shape is not None:
             tests.append(f"{parameter} is not None")
         if item.name != parameter:
-            tests.append(f"len({parameter}) == {parameters.count(parameter)}")
+            tests.append(f"len({parameter}) == {len(parts)}")
+        if item.name != parameter != item.parameter:
+            keys = ", ".join(name.removeprefix(parameter).strip("[]") for name in parts)
+            tests.append(f"{parameter}.keys() == {{{keys}}}")
         if item.shape is None:
             function = callable(item.constant)
             same = "is" if function or item.constant is None or isinstance(item.constant, bool) else "=="
@@ -268,6 +268,11 @@ def _kernel_guards(trace: Trace, kernel: GeneratedKernel) -> list[str]:
     """A kernel has no derivative and works on one kind of device."""
     tensors = [item.name for item in trace.inputs if item.shape is not None]
     return ["not torch.is_grad_enabled()", *(f"{name}.{kernel.device_test}" for name in tensors[:1])]
+
+
+def _listed(given: str) -> str:
+    """Arguments of a call as those of a list: keywords as pairs."""
+    return re.sub(r"\*\*(\w+)", r"*\1.items()", given)
 
 
 def _constructor(trace: Trace) -> list[str]:
@@ -303,7 +308,7 @@ def _reference_note(guards: Sequence[str], given: str) -> list[str]:
         "    tests = {",
         *tests,
         "    }",
-        f"    _note_reference(self, tests, [{given.replace('**', '*')}])",
+        f"    _note_reference(self, tests, [{_listed(given)}])",
         "",
     ]
 
@@ -315,7 +320,7 @@ def signature(trace: Trace) -> str:
 
 def _parameters(trace: Trace) -> dict[str, str | None]:
     """The arguments of `forward` and the text of their defaults; several inputs may be parts of one."""
-    return {item.name.partition("[")[0]: item.default for item in trace.inputs}
+    return {item.parameter: item.default for item in trace.inputs}
 
 
 def module(
@@ -410,7 +415,7 @@ def _part(index: int, written: tuple[Trace, Body, Body]) -> str:
             "        tests = {",
             *tests,
             "        }",
-            f"        _note_reference(whole, tests, [{given.replace('**', '*')}])",
+            f"        _note_reference(whole, tests, [{_listed(given)}])",
             f"        return type(self).forward(self, {given})",
             *(f"    {line}" for line in _in_modes(*bodies)),
         ]

@@ -13,8 +13,9 @@ import logging
 import operator
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -190,6 +191,9 @@ class Input:
     """One argument of `forward`: what it was when the graph was traced."""
 
     name: str
+    """Text that reads it: that of an argument, or of a part of one."""
+    parameter: str
+    """The argument, with `**` where it holds the keywords that the signature has no names for."""
     default: str | None = None
     """Text of its default value in the signature."""
     shape: tuple[int, ...] | None = None
@@ -297,12 +301,18 @@ def _made(task: Task) -> tuple[types.ModuleType, nn.Module, tuple[Any, ...] | No
     return module, model, tuple(init_inputs) if own and _is_plain(init_inputs) else None
 
 
-def _trace_of(model: nn.Module, inputs: tuple[Any, ...], init_inputs: tuple[Any, ...] | None, is_whole: bool) -> Trace:
+def _trace_of(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    init_inputs: tuple[Any, ...] | None,
+    is_whole: bool,
+    named: Mapping[str, Any] = MappingProxyType({}),
+) -> Trace:
     """The trace of a module, or of a submodule, in both modes or in its own alone, in which it stays."""
-    signature, own = _signature(model, inputs), model.training
+    signature, own = _signature(model, inputs, named), model.training
     modes = (True, False) if is_whole else (own,)
     try:
-        graphs = [_graph(model.train(training), inputs, signature) for training in modes]
+        graphs = [_graph(model.train(training), inputs, named, signature) for training in modes]
     finally:
         model.train(own)
     only = None if is_whole else own
@@ -317,14 +327,14 @@ def _parts(task: Task) -> list[Trace]:
     if sum(item.nbytes for item in tensors if isinstance(item, torch.Tensor)) > _RUN_BYTES:
         return []
     module, model, init_inputs = _made(task)
-    calls: dict[nn.Module, list[tuple[Any, ...]]] = {}
+    calls: dict[nn.Module, list[inspect.BoundArguments | None]] = {}
 
     def note(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = inspect.signature(child.forward).bind(*args, **kwargs)
         given.apply_defaults()
         # The trace of a part alone knows nothing of autocast around it.
-        strange = any(given.kwargs.values()) or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        calls.setdefault(child, []).append(() if strange else given.args)
+        strange = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+        calls.setdefault(child, []).append(None if strange else given)
 
     with torch.no_grad(), contextlib.ExitStack() as hooks:
         for child in model.modules():
@@ -344,15 +354,18 @@ def _parts(task: Task) -> list[Trace]:
     return sorted(found.values(), key=lambda one: -len(one.evaluation.graph.nodes))
 
 
-def _part(child: nn.Module, calls: Sequence[tuple[Any, ...]], init_inputs: tuple[Any, ...] | None) -> Trace | None:
+def _part(
+    child: nn.Module, calls: Sequence[inspect.BoundArguments | None], init_inputs: tuple[Any, ...] | None
+) -> Trace | None:
     """The trace of a submodule that is called in one way; None where it has none, or hardly any operators."""
     for is_whole in (True, False):
         with contextlib.suppress(Exception):
-            (_,) = {repr(_signature(child, given)) for given in calls}
-            traced = _trace_of(child, calls[0], init_inputs, is_whole)
+            known = [given for given in calls if given is not None]
+            (_,) = {repr(_signature(child, given.args, given.kwargs)) for given in known}
+            traced = _trace_of(child, known[0].args, init_inputs, is_whole, known[0].kwargs)
             count = sum(node.op == "call_function" for node in traced.evaluation.graph.nodes)
             functions = any(callable(item.constant) for item in traced.inputs)  # which the candidate's text may not have
-            return None if count < 2 or functions or "forward" in vars(child) or not all(calls) else traced
+            return None if count < 2 or functions or "forward" in vars(child) or len(known) < len(calls) else traced
     return None
 
 
@@ -371,29 +384,31 @@ def _is_plain(item: Any) -> bool:
     return item is None or isinstance(item, bool | int | float | str)
 
 
-def _signature(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Input, ...]:
+def _signature(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Input, ...]:
     """The arguments of `forward`, matched with the traced inputs."""
     described = []
     for index, parameter in enumerate(inspect.signature(model.forward).parameters.values()):
-        if parameter.kind is parameter.VAR_KEYWORD:  # which get nothing
-            described.append(Input(name=f"**{parameter.name}"))
-            continue
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+        is_rest = parameter.kind is parameter.VAR_KEYWORD
+        if not is_rest and parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise UntraceableError("forward takes *args or keyword-only arguments")
         has_default = parameter.default is not parameter.empty
         function = has_default and _is_own_function(model, parameter.default)
         if has_default and not function and not _is_plain(parameter.default):
             raise UntraceableError(f"the default of argument {parameter.name} is not plain data")
-        given = index < len(inputs)
-        item = inputs[index] if given else parameter.default
-        parts = enumerate(item) if isinstance(item, list | tuple) else ()
-        for name, leaf in [(f"{parameter.name}[{place}]", part) for place, part in parts] or [(parameter.name, item)]:
+        given = is_rest or index < len(inputs)
+        item = named if is_rest else inputs[index] if given else parameter.default
+        parts = item.items() if is_rest else enumerate(item) if isinstance(item, list | tuple) else ()
+        if is_rest and not named:
+            described.append(Input(name=parameter.name, parameter=f"**{parameter.name}", constant={}))
+            continue
+        for name, leaf in [(f"{parameter.name}[{place!r}]", part) for place, part in parts] or [(parameter.name, item)]:
             tensor = isinstance(leaf, torch.Tensor)
             if (not tensor and not _is_plain(leaf) and (given or not function)) or isinstance(leaf, list | tuple | dict):
                 raise UntraceableError(f"argument {name} is neither a tensor nor a number")
             described.append(
                 Input(
                     name=name,
+                    parameter="**" * is_rest + parameter.name,
                     default=parameter.default.__name__ if function else repr(parameter.default) if has_default else None,
                     shape=tuple(leaf.shape) if tensor else None,
                     strides=leaf.stride() if tensor and not leaf.is_contiguous() else None,
@@ -409,24 +424,26 @@ def _is_own_function(model: nn.Module, item: Any) -> bool:
     return isinstance(item, types.FunctionType) and type(model).forward.__globals__.get(item.__name__) is item
 
 
-def _graph(model: nn.Module, inputs: tuple[Any, ...], signature: tuple[Input, ...]) -> OperatorGraph:
+def _graph(
+    model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any], signature: tuple[Input, ...]
+) -> OperatorGraph:
     try:
-        return _operators(model, _exported(model, inputs), signature)
+        return _operators(model, _exported(model, inputs, named), signature)
     except OtherFormError as shared:
         # The exporter's functional form is wordier than ours, so it is taken only where ours is not possible.
-        exported = _exported(model, inputs).run_decompositions({})
+        exported = _exported(model, inputs, named).run_decompositions({})
         if any(spec.kind is not OutputKind.USER_OUTPUT for spec in exported.graph_signature.output_specs):
             raise UntraceableError(str(shared)) from shared
         return _operators(model, exported, signature)
 
 
-def _exported(model: nn.Module, inputs: tuple[Any, ...]) -> torch.export.ExportedProgram:
+def _exported(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> torch.export.ExportedProgram:
     watch = _AttributeWatch()
     hooks = model.register_forward_pre_hook(watch.start), model.register_forward_hook(watch.end)
     # Where it fails, the exporter writes the whole graph to standard error.
     silent = contextlib.redirect_stderr(io.StringIO())
     with silent, without_steps(), _attention_as_in_inference(model), hooks[0], hooks[1]:
-        exported = torch.export.export(model, inputs, strict=False)
+        exported = torch.export.export(model, inputs, dict(named), strict=False)
     # The exporter takes what a call reads of an attribute for a constant, and drops what the call leaves there.
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     read = {spec.target for spec in exported.graph_signature.input_specs if spec.arg.name in used}
