@@ -156,13 +156,22 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
     if not placements:
         return model
     check_model(model)
+    signature = inspect.signature(model.forward)
+
+    def whole_form(args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """The form of a call with all defaults: a value that is named may be that of one that is left out."""
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return form_of((bound.args, bound.kwargs), tensors)
+
     codes = {}
     for placement in placements:
         with _in_mode(model, placement.training):
             (call,) = tried(model, [placement.inputs])
-        codes[call.form] = _Code(model, placement, call)
+        codes[call.form] = codes[whole_form(call.examples[0].args, call.examples[0].kwargs, [])] = _Code(
+            model, placement, call
+        )
     kind = type(model)
-    signature = inspect.signature(model.forward)
     noted: set[str] = set()
 
     def note(self: nn.Module, difference: str, inputs: Inputs) -> None:
@@ -176,12 +185,11 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
     @functools.wraps(kind.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         tensors: list[torch.Tensor] = []
-        given = (args, kwargs)
-        if kwargs:
+        found = codes.get(form_of((args, kwargs), tensors))
+        if found is None:
+            tensors.clear()
             with contextlib.suppress(TypeError):  # the model's own forward says what is wrong
-                bound = signature.bind(*args, **kwargs)
-                given = (bound.args, bound.kwargs)
-        found = codes.get(form_of(given, tensors))
+                found = codes.get(whole_form(args, kwargs, tensors))
         difference = found.misfit(self) if found else "nothing was confirmed for inputs of this form"
         if found is None or difference or _needs_gradients(self, tensors):
             note(self, difference, Inputs(*args, **kwargs))
