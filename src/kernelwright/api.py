@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 import torch
 
 from kernelwright.deploy import placement
-from kernelwright.errors import CandidateError, UsageError
+from kernelwright.errors import CandidateError, TaskError, UsageError
 from kernelwright.execution.work import Executor
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
@@ -56,6 +56,7 @@ def evaluate(
         InfrastructureError: this machine cannot judge it.
     """
     if not isinstance(candidate, Candidate):
+        _refuse_text(candidate, CandidateError, "Candidate(source=text)")
         candidate = Candidate(source=read_source(Path(candidate), "a candidate", CandidateError))
     with Judge(device, settings) as judge:
         loaded = _task(task)
@@ -291,4 +292,13 @@ def bench(
 
 
 def _task(task: Task | str | Path) -> Task:
-    return task if isinstance(task, Task) else load_task(str(task))
+    if isinstance(task, Task):
+        return task
+    _refuse_text(task, TaskError, "Task(id=NAME, source=text)")
+    return load_task(str(task))
+
+
+def _refuse_text(given: str | Path, error: type[UsageError], record: str) -> None:
+    """Raise an error where the text of a program is given for its path."""
+    if "\n" in str(given):
+        raise error(f"Wanted a Python file; found the text of one. Give kernelwright.records.{record}.")

@@ -255,6 +255,15 @@ def test_a_candidate_that_is_not_there_is_an_error_of_its_own(place):
         kernelwright.evaluate("task.py", "nowhere.py", device="cpu")
 
 
+def test_text_in_the_place_of_a_path_is_refused_and_told_its_record(place):
+    with pytest.raises(
+        CandidateError, match=r"found the text of one\. Give kernelwright\.records\.Candidate\(source=text\)"
+    ):
+        kernelwright.evaluate("task.py", "import torch\n", device="cpu")
+    with pytest.raises(TaskError, match=r"Give kernelwright\.records\.Task\(id=NAME, source=text\)"):
+        kernelwright.optimize("import torch\n", out="run")
+
+
 def test_the_verbs_are_listed_before_they_are_loaded():
     assert {"evaluate", "optimize", "bench"} <= set(dir(kernelwright))
 

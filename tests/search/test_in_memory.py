@@ -58,7 +58,8 @@ def test_each_form_of_inputs_is_searched_and_the_result_says_what_was_confirmed(
 
 
 def test_where_nothing_was_confirmed_the_module_is_the_model(model, tmp_path):
-    result = optimize_model(model, torch.randn(5, 3), device="cpu", out=tmp_path, search=Search())
+    with pytest.warns(UserWarning, match=r"train mode.*call model.eval\(\) first"):
+        result = optimize_model(model.train(), torch.randn(5, 3), device="cpu", out=tmp_path, search=Search())
     assert result.module is model
     assert not result.improved
     assert "0 of 1 forms" in str(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -84,6 +85,12 @@ def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path
         UsageError, InfrastructureError: as `search`.
     """
     checked = check_model(model)
+    if checked.training:
+        warnings.warn(
+            "kernelwright: the model is in train mode, so code is searched for train mode, without gradients. For inference "
+            "call model.eval() first.",
+            stacklevel=3,
+        )
     calls = tried(checked, sets_of(example_inputs), alone=True)
     where = device_of(checked, [example for call in calls for example in call.examples])
     if device != "auto" and resolve_device(device).type != where.type:
