@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,20 +20,11 @@ from kernelwright.rewrites.templates import base, split_product
 from kernelwright.rewrites.templates.base import kernel_text
 from kernelwright.rewrites.templates.products import ProductSizes
 from kernelwright.rewrites.templates.split_product import Knobs
-from tests.quick import exhaustive_but
 from tests.rewrites.samples import interpreted_answer, module_at
 
 HERE = Path(__file__).parent
 EPILOGUE = (split_product.bias(), split_product.scale(-0.5), split_product.RELU, split_product.residual())
-SMALL = Knobs(block_m=64, block_n=64, block_k=32, num_warps=4, chunk=32)
-CASES = {
-    "inline": replace(SMALL, form="inline"),
-    "mixed": replace(SMALL, form="mixed", chunk=64),
-    "split": replace(SMALL, form="split", chunk=64, flat=True),
-    "tma": replace(SMALL, form="tma", chunk=64),
-    "two accumulators": replace(SMALL, form="split", chunk=64, joint=False),
-    "slices of K": replace(SMALL, form="split", split_k=2),
-}
+SMALL = Knobs(block_m=64, block_n=64, block_k=32, num_warps=4)
 INTERPRET = """
 import importlib.util, json, sys
 import torch
@@ -48,85 +39,75 @@ def across(rows, length):
 spec = importlib.util.spec_from_file_location("emitted", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
+knobs = json.loads(sys.argv[2])
 torch.manual_seed(0)
 a, b = torch.randn(2, 9, 75), across(70, 75)
 
 def linear():
-    return error(module.launch(a, b), module.eager(a.double(), b.double()))
+    return error(module.launch(a, b, knobs), a.double() @ b.double().mT)
 
 row = {"linear": linear()}
 # Nothing of the weight is kept.
 b.mul_(-2)
 row["changed"] = linear()
 # On a CPU the kernel refuses, and PyTorch computes the same.
-row["refuses"] = not module.takes(a, b) and torch.equal(module.product(a, b), module.eager(a, b))
+row["refuses"] = not module.takes(a, b) and torch.equal(module.product(a, b, knobs), a @ b.mT)
 x, y = across(33, 2 * 40).view(33, 2, 40).transpose(0, 1), torch.randn(2, 40, 36)
-row["batched"] = error(module.launch(x, y.mT), x.double() @ y.double())
+row["batched"] = error(module.launch(x, y.mT, knobs), x.double() @ y.double())
 rows = across(40, 48) * torch.logspace(-25, 15, 40)[:, None]
 sizes = torch.logspace(15, -10, 48)
 cols = across(48, 48) * sizes[:, None]
 exact = rows.double() @ cols.double().T
 # Columns weigh alike: otherwise a row's error would be that of its two or three largest values.
-each = ((module.launch(rows, cols) - exact) / sizes).norm(dim=1) / (exact / sizes).norm(dim=1)
+each = ((module.launch(rows, cols, knobs) - exact) / sizes).norm(dim=1) / (exact / sizes).norm(dim=1)
 row["rows of all sizes"] = each.max().item()
 # The large values of these rows meet zeros: what is left is too small for two float16.
 wide = across(40, 48)
 wide[:, 0] = 1e25
 cols = across(48, 48)
 cols[:, 0] = 0
-row["too wide"] = error(module.launch(wide, cols), wide.double() @ cols.double().T)
+row["too wide"] = error(module.launch(wide, cols, knobs), wide.double() @ cols.double().T)
 wide[3, 5], wide[4, 6], cols[7, 9], cols[8, 2] = float("inf"), float("nan"), float("nan"), -float("inf")
 cols[9, 5] = 1.0
-ours, theirs = module.launch(wide, cols), wide @ cols.T
+ours, theirs = module.launch(wide, cols, knobs), wide @ cols.T
 known = theirs.isfinite()
 row["special"] = bool((ours.isnan() == theirs.isnan()).all() and (ours == theirs)[theirs.isinf()].all())
 row["beside special"] = error(ours[known], theirs[known].double())
-if module.KNOBS["form"] == "split":
-    # As many rows as an H200 has multiprocessors: a program splits each.
-    x, y = torch.randn(132, 40), across(36, 40)
-    row["many rows"] = error(module.launch(x, y), x.double() @ y.double().T)
+# As many rows as an H200 has multiprocessors: a program splits each.
+x, y = torch.randn(132, 40), across(36, 40)
+row["many rows"] = error(module.launch(x, y, knobs), x.double() @ y.double().T)
 print(json.dumps(row))
 """
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
-def module_of(knobs: Knobs) -> str:
-    return split_product.SPLIT_TRITON.module(knobs)
-
-
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES])
-def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    path = tmp_path_factory.mktemp("emitted") / "case.py"
-    path.write_text(module_of(CASES[request.param]))
-    return dict(interpreted_answer(INTERPRET, str(path)))
+@pytest.fixture
+def text() -> str:
+    return split_product.SPLIT_TRITON.module(SMALL)
 
 
 @needs_triton
-def test_products_have_the_error_of_float32(errors):
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_products_have_the_error_of_float32(split_k, text, tmp_path):
+    (tmp_path / "case.py").write_text(text)
+    knobs = json.dumps(asdict(replace(SMALL, split_k=split_k)))
+    errors = dict(interpreted_answer(INTERPRET, str(tmp_path / "case.py"), knobs))
     assert {case: error for case, error in errors.items() if error is not True and not error < 6e-7} == {}
     assert errors["refuses"] is True
     assert errors["special"] is True, "Inf and NaN are those of float32"
 
 
-def emitted(knobs: Knobs, path: Path) -> ModuleType:
-    path.write_text(module_of(knobs))
-    return module_at(path)
-
-
 @needs_triton
-@pytest.mark.parametrize("form", exhaustive_but(["inline", "mixed", "split", "tma"], "tma"))
-def test_kernels_compile_for_hopper_with_wgmma(form, tmp_path, triton_cache):
-    knobs = Knobs(form=form, block_m=64, block_k=32, num_warps=4)
-    function = emitted(knobs, tmp_path / "kernels.py").product_kernel
-    a_halves, b_halves = form in ("split", "tma"), form != "inline"
-    constants = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP": 8, "STEPS": 8, "SPLIT_K": 1, "k_a": 1, "k_b": 1}
-    constants |= {"JOINT": True, "FLAT": False, "A_HALVES": a_halves, "B_HALVES": b_halves, "TMA": form == "tma"}
-    constants |= {"EVEN": True, "SHARED_B": True, "PERSISTENT": False, "SPECIALISED": False}
+def test_the_kernel_compiles_for_hopper_with_wgmma(text, tmp_path, triton_cache):
+    path = tmp_path / "kernels.py"
+    path.write_text(text)
+    function = module_at(path).product_kernel
+    constants = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP": 8, "SPLIT_K": 1, "SHARED_B": True}
     signature = {name: "i32" for name in function.arg_names if name not in constants}
     signature |= {"c": "*fp32", "parts": "*fp32", "shifts_a": "*i32", "shifts_b": "*i32"}
-    for names, rows, halves in ((("a", "a_low"), 64, a_halves), (("b", "b_low"), 128, b_halves)):
-        pointer = f"tensordesc<fp16[{rows}, 32]>" if form == "tma" else "*fp16" if halves else "*fp32"
-        signature |= dict.fromkeys(names, pointer)
+    signature |= dict.fromkeys(("a", "a_low"), "tensordesc<fp16[64, 32]>")
+    signature |= dict.fromkeys(("b", "b_low"), "tensordesc<fp16[128, 32]>")
     aligned = frozenset(name for name, kind in signature.items() if not kind.startswith("tensordesc"))
     kernel = compile_triton(function, signature, constants, 90, 4, 3, aligned)
     assert kernel.ptx.count("wgmma.mma_async") >= 6
@@ -141,10 +122,9 @@ def test_the_kernels_in_cuda_compile_without_spilling(cluster, tmp_path):
         nvcc = find_nvcc()
     except CompilerMissingError as missing:
         pytest.skip(str(missing))
-    choice = next(choice for choice in split_product.WGMMA_CHOICES if choice["cluster"] == cluster)
     epilogue = EPILOGUE if cluster == 2 else ()
     (tmp_path / "kernel.cu").write_text(
-        split_product.cuda_head(Knobs(form="wgmma", **choice), epilogue) + kernel_text(*split_product.CUDA)
+        split_product.cuda_head(Knobs(cluster=cluster), epilogue) + kernel_text(*split_product.CUDA)
     )
     command = [str(nvcc), "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-cubin", "kernel.cu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -153,9 +133,7 @@ def test_the_kernels_in_cuda_compile_without_spilling(cluster, tmp_path):
     assert spills == ["0"] * 5
 
 
-@pytest.mark.parametrize("knobs", split_product.SPLIT_TRITON.alternatives(ProductSizes(m=4096, n=4096, k=4096))[::7])
-def test_emitted_modules_stand_alone(knobs):
-    text = module_of(knobs)
+def test_emitted_modules_stand_alone(text):
     compile(text, "emitted", "exec")
     assert "kernelwright" not in text
 
@@ -238,7 +216,7 @@ def case(name, a, b, processors, slices, ways, repaired=True):
         rows, padded = x.shape[0] * x.shape[1], -(-k // 64) * 64
         ours = [part(2 * which + half, (x.shape[0], x.shape[1], padded), torch.float16) for half in (0, 1)]
         ours += [part(6 + which, (rows,), torch.int32), part(4 + which, (rows,), torch.int32)]
-        theirs = module.split(x, True)
+        theirs = module.split(x, 64)
         for mine, other, what in zip(ours[:3], theirs[:3], ("high", "low", "shifts")):
             assert torch.equal(mine.view(torch.int16), other.reshape(mine.shape).view(torch.int16)), (name, which, what)
         assert torch.equal(ours[3] > 0, theirs[3] > 0), (name, which, "marks")
@@ -286,9 +264,9 @@ if kind in ("normal", "ranges", "wide"):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 @pytest.mark.parametrize("kind", ["special", "normal", "ranges", "wide", "long"])
-def test_kernels_split_as_triton_does_and_repair_what_is_marked(kind, tmp_path):
-    (tmp_path / "emitted.py").write_text(module_of(Knobs()))
-    head = split_product.cuda_head(Knobs(form="wgmma", **split_product.WGMMA_CHOICES[0]), EPILOGUE)
+def test_kernels_split_as_triton_does_and_repair_what_is_marked(kind, text, tmp_path):
+    (tmp_path / "emitted.py").write_text(text)
+    head = split_product.cuda_head(Knobs(), EPILOGUE)
     # The device's instructions and headers are left out.
     plain = head.split("__device__ __forceinline__ void multiply")[0].splitlines()
     head = "".join(f"{line}\n" for line in plain if "#include" not in line)

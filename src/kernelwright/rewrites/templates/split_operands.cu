@@ -1,5 +1,5 @@
 // Kernels around the split product: they split both operands, add slices of K, and repair tiles that hold Inf or NaN.
-// Defined before this text: BK, GAIN, NARROW, Tensors and `epilogue`. A test also compiles it as C++ for a CPU.
+// Defined before this text: BK, Tensors and `epilogue`. A test also compiles it as C++ for a CPU.
 
 constexpr int THREADS = 256;
 constexpr int KEPT = 8;          // Groups of four values that a thread keeps between the two passes over a row.
@@ -63,7 +63,7 @@ __device__ __forceinline__ int bits(float4 v) { return max(max(bits(v.x), bits(v
 // Both halves of a scaled value, the high one in the lower 16 bits.
 __device__ __forceinline__ uint32_t halves(float value) {
     __half high = __float2half_rn(value);
-    __half low = __float2half_rn((value - __half2float(high)) * GAIN);
+    __half low = __float2half_rn(value - __half2float(high));
     return (uint32_t)__half_as_ushort(high) | (uint32_t)__half_as_ushort(low) << 16;
 }
 
@@ -84,6 +84,8 @@ struct Scale {
 };
 
 // Positive for a scaled value that is too small for two halves, negative for others.
+constexpr float NARROW = 0.125f;  // A scaled value under this loses bits.
+
 __device__ __forceinline__ int balance_of(float value) { return value == 0 ? 0 : fabsf(value) < NARROW ? 1 : -1; }
 
 __device__ __forceinline__ void store_four(const Operand& o, int row, int k, uint32_t x, uint32_t y, uint32_t z, uint32_t w) {

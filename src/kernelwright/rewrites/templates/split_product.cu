@@ -197,7 +197,7 @@ static cudaError_t start(void (*kernel)(Parameters...), int64_t blocks, int thre
     config.dynamicSmemBytes = shared;
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
-    config.numAttrs = overlap && OVERLAP;
+    config.numAttrs = overlap;
     return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 

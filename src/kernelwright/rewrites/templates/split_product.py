@@ -1,25 +1,26 @@
-"""Multiplies float32 matrices at float32's accuracy on tensor cores: a template that emits Triton source.
+"""Multiplies float32 matrices at float32's accuracy on tensor cores: two templates, in CUDA C++ and in Triton, for Hopper.
 
 Each row of A and each column of B is scaled by a power of two, then each value is written as a sum of two float16:
-`high = f16(x)` and `low = f16((x - high) * gain)`. The product is `high*high + (high*low + low*high) / gain`, with the
-products accumulated in float32 on tensor cores; `low*low` lies below float32's precision and is left out.
+`high = f16(x)` and `low = f16(x - high)`, by a pass that writes them to memory. The product is
+`high*low + low*high + high*high`, accumulated in float32 on tensor cores; `low*low` lies below float32's precision and is
+left out.
 
-- The tensor core's accumulator truncates, so that its error grows with K. It is added to a second accumulator every
-  `chunk` of K.
+- The tensor core's accumulator truncates, so that its error grows with K. It is added to a second accumulator after each
+  step of `block_k`.
 - A row or column that holds Inf or NaN, or whose range is too wide for two float16, is marked while it is split. Every
   output tile that it touches is computed again with float32 multiply-adds.
 - Small products, other types and other devices go to `torch.matmul`.
 
-The emitted module imports torch, and triton except in the form `wgmma`. It defines `product(a, b, ...)`, where `a` is
-(..., M, K) and `b` holds the *columns* of the right operand as rows, (N, K) or (batch, N, K): a Linear's weight as it is,
-or `b.mT` of a plain matmul. Any strides are taken.
+An emitted function takes `a` of (..., M, K), and `b` with the *columns* of the right operand as rows, (N, K) or
+(batch, N, K): a Linear's weight as it is, or `b.mT` of a plain matmul. Any strides are taken.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable
+from abc import abstractmethod
+from collections.abc import Hashable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -63,7 +64,9 @@ L2_BYTES = 50 << 20
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 CUDA = ("split_operands.cu", "split_product.cu")
-"""Files with the CUDA C++ of the form `wgmma`, which follows the definitions that `cuda_head` writes."""
+"""Files with the CUDA C++, which follows the definitions that `cuda_head` writes."""
+CUDA_TILES = ((128, 64, 3), (128, 32, 6), (192, 64, 2), (192, 32, 5), (64, 64, 4), (160, 64, 3))
+"""Choices of `block_n`, `block_k` and `num_stages` in CUDA C++ that fit beside rows of 128."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,51 +74,24 @@ class Knobs:
     """Knobs of the kernel that a search may set; every choice computes the same product.
 
     Attributes:
-        form: where operands are split: both in the kernel (`inline`), A alone (`mixed`), or both by a pass before it, whose
-            halves are read through pointers (`split`), through the tensor memory accelerator (`tma`), or by a kernel in CUDA
-            C++ for Hopper alone (`wgmma`).
         block_m: rows of an output tile.
         block_n: columns of an output tile.
         block_k: length of K that one step reads.
-        num_warps: warps of a thread block.
+        num_warps: warps of a thread block, in Triton. In CUDA C++ one warpgroup loads and two multiply.
         num_stages: depth of the software pipeline.
         group: tiles of M that neighbouring programs walk through before the next tile of N.
-        chunk: length of K, a multiple of `block_k`, after which the tensor core's accumulator is added to the second one.
-            Its truncation exceeds float32's error over a chunk of more than 1024, or 256 in one accumulator.
-        joint: whether one accumulator takes all three products (gain 1), else the small ones have their own (gain 2048).
-        flat: whether chunks end by a condition in one loop, else by a nested loop.
         split_k: slices of K that are computed by different programs and then added.
-        persistent: whether as many programs as multiprocessors walk over all tiles.
-        specialised: whether Triton gives loading to warps of its own; two groups of `num_warps` then multiply.
-        cluster: thread blocks that share the loads of a tile of B, in the form `wgmma`.
-        max_registers: bound on the registers of a thread, so that two thread blocks fit on a multiprocessor.
+        cluster: thread blocks that share the loads of a tile of B, in CUDA C++.
     """
 
-    form: str = "split"
     block_m: int = 128
     block_n: int = 128
     block_k: int = 64
     num_warps: int = 8
     num_stages: int = 3
     group: int = 8
-    chunk: int = 256
-    joint: bool = True
-    flat: bool = False
     split_k: int = 1
-    persistent: bool = False
-    specialised: bool = False
     cluster: int = 1
-    max_registers: int | None = None
-
-    @property
-    def gain(self) -> int:
-        """Factor of the low half."""
-        return 1 if self.joint else 2048
-
-    @property
-    def narrow(self) -> float:
-        """Scaled value below which its two halves keep fewer than 22 bits."""
-        return 2.0**-3 if self.joint else 2.0**-14
 
     @property
     def shared_bytes(self) -> int:
@@ -123,27 +99,12 @@ class Knobs:
         return self.num_stages * (self.block_m + self.block_n) * self.block_k * 4
 
     @property
-    def registers(self) -> int:
-        """Registers that each thread's accumulators take."""
-        sets = 2 if self.joint else 3
-        warps = 2 * self.num_warps if self.specialised else self.num_warps
-        return sets * self.block_m * self.block_n // (32 * warps)
-
-    @property
     def fits(self) -> bool:
         """Whether a Triton kernel's stages and accumulators fit on an H100 or H200, and its warps have enough to do."""
         enough = self.block_m >= 16 * self.num_warps or self.block_m * self.block_n >= 2048 * self.num_warps
-        few = self.registers <= min(192, 57344 // (32 * self.num_warps))
+        registers = 2 * self.block_m * self.block_n // (32 * self.num_warps)
+        few = registers <= min(192, 57344 // (32 * self.num_warps))
         return self.shared_bytes <= SHARED_BYTES and few and enough
-
-
-WGMMA_CHOICES = tuple(
-    {"block_m": 128, "block_n": n, "block_k": k, "chunk": k, "num_warps": 12, "num_stages": stages, "cluster": c, "group": g}
-    for n, k, stages in ((128, 64, 3), (128, 32, 6), (192, 64, 2), (192, 32, 5), (64, 64, 4), (160, 64, 3))
-    for c in (1, 2)
-    for g in (4, 8)
-)
-"""Knobs of the form `wgmma` that fit: a block has one warpgroup that loads and two that multiply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +164,7 @@ GELU = Fragment(cuda="out = 0.5f * out * (1.0f + erff(out * 0.70710678f));", eag
 SIGMOID = Fragment(cuda="out = 1.0f / (1.0f + expf(-out));", eager="out = torch.sigmoid(out)")
 SWISH = Fragment(cuda="out = out / (1.0f + expf(-out));", eager="out = torch.nn.functional.silu(out)")
 MOST_TENSORS = 4
-"""Tensors that the epilogue of the form `wgmma` can read."""
+"""Tensors that an epilogue can read."""
 
 
 def fragment_of(node: fx.Node, source: fx.Node, name: str) -> tuple[Fragment, fx.Node | None] | None:
@@ -238,8 +199,7 @@ def fragment_of(node: fx.Node, source: fx.Node, name: str) -> tuple[Fragment, fx
 
 
 def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
-    """Definitions that come before the kernels for these knobs of the form `wgmma` and this epilogue. `OVERLAP` lets a
-    kernel start while the one before it ends."""
+    """Definitions that come before the kernels for these knobs and this epilogue."""
     size = knobs.block_n // 2
     places = (f"tensors.at[{index}]" for index in itertools.count())
     steps = (filled(part.cuda, tensor=next(places)) if part.tensor else part.cuda for part in epilogue)
@@ -247,8 +207,6 @@ def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
         "split_head.cu.txt",
         **asdict(knobs),
         most_tensors=MOST_TENSORS,
-        gain=float(knobs.gain),
-        narrow=knobs.narrow,
         epilogue="".join(f"    {step}\n" for step in steps),
         size=size,
         right=size + 1,
@@ -267,24 +225,12 @@ def eager_text(epilogue: tuple[Fragment, ...], name: str) -> str:
 
 
 class SplitProduct(ProductTemplate[Knobs]):
-    """Products whose operands' halves a pass writes to memory first.
-
-    The options of a kernel are the steps of its epilogue, in the form `wgmma` alone; each tensor that they read is a further
-    argument of the function.
-
-    Args:
-        technique: Name of the technique.
-        form: Of the kernel, `wgmma` or `tma`.
-    """
+    """Products whose operands' halves a pass writes to memory first."""
 
     function: ClassVar = "split_product"
-
-    def __init__(self, technique: str, form: str) -> None:
-        self.technique = technique
-        self.form = form
-        self.needs_nvcc = form == "wgmma"
-        self.caller = "split_product.cuda.caller.txt" if self.needs_nvcc else "split_product.triton.caller.txt"
-        self.default = self.chosen(ProductSizes(m=1024, n=1024, k=1024))
+    default = Knobs()
+    form: ClassVar[str]
+    """Name of its table of knobs."""
 
     def refusal(self, sizes: ProductSizes) -> str | None:
         """The reason why the kernel does not take a product of these sizes; None if it does."""
@@ -298,62 +244,77 @@ class SplitProduct(ProductTemplate[Knobs]):
             return f"wanted at least {LEAST_WORK} multiply-adds, found {sizes.work}; cuBLAS is as fast"
         return None
 
-    def chosen(self, sizes: ProductSizes) -> Knobs:
-        """Knobs for a product of these sizes, by the class of its shape."""
+    def alternatives(self, sizes: ProductSizes) -> tuple[Knobs, ...]:
+        """Knobs worth a look for a product of these sizes, those of its shape's class first."""
         tiles = sizes.tiles(128, 128)
         classes = knob_table("split_product")[self.form]
         fitting = (row for row in classes if tiles >= row["tiles"] and sizes.n >= row["n"] and sizes.k >= row["k"])
-        return _filling(Knobs(form=self.form, **next(fitting)["knobs"]), sizes)
+        first = Knobs(**next(fitting)["knobs"])
+        return tuple(dict.fromkeys(_filling(knobs, sizes) for knobs in (first, *self.tiles(first))))
 
-    def alternatives(self, sizes: ProductSizes) -> tuple[Knobs, ...]:
-        """Knobs worth a look for a product of these sizes, those of its shape's class first.
-
-        All have one accumulator and a chunk of one step of at most 64, as the defaults have, so that each errs as little.
-        """
-        first = self.chosen(sizes)
-        if self.form == "wgmma":
-            every = [replace(first, **choice) for choice in WGMMA_CHOICES]  # type: ignore[arg-type]
-            fitting = [knobs for knobs in every if (knobs.cluster, knobs.group) == (first.cluster, first.group)]
-        else:
-            every = [
-                replace(first, block_m=bm, block_n=bn, block_k=bk, chunk=bk, num_warps=warps, num_stages=stages, split_k=1)
-                for bm, bn, bk, warps, stages in itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4))
-            ]
-            fitting = [knobs for knobs in every if knobs.fits]
-        return tuple(dict.fromkeys((first, *(_filling(knobs, sizes) for knobs in fitting))))
+    @abstractmethod
+    def tiles(self, first: Knobs) -> Iterator[Knobs]:
+        """Tiles that fit, with the other knobs of the class's default."""
 
     def identity(self, choices: tuple[Knobs, ...], options: tuple[Any, ...]) -> Hashable:
         """Equal for products of the same default, which share a function."""
         return choices[0], options
 
-    def module(self, knobs: Knobs) -> str:
-        """Text of a module that multiplies: `product(a, b)` in Triton, the class `Product` in CUDA C++.
 
-        In Triton its functions also take other knobs of the same form and number of accumulators, as `knobs=`.
-        """
-        given: dict[str, object] = {"least_work": LEAST_WORK, "least_side": LEAST_SIDE}
-        if self.form == "wgmma":
-            cuda = raw_literal(kernel_text(*CUDA))
-            return kernel_text("split_product.cuda.txt", cuda=cuda, library=kernel_text("cuda_library.txt"), **given)
-        given |= {"knobs": asdict(knobs), "gain": float(knobs.gain), "narrow": knobs.narrow}
-        return kernel_text("split_product.triton.txt", **given)
+class SplitTriton(SplitProduct):
+    """The product in Triton, which loads through the tensor memory accelerator."""
+
+    technique = "split-product-triton"
+    form = "tma"
+    caller = "split_product.triton.caller.txt"
+
+    def tiles(self, first: Knobs) -> Iterator[Knobs]:
+        """Tiles that fit, with the other knobs of the class's default."""
+        for bm, bn, bk, warps, stages in itertools.product((64, 128), (64, 128, 256), (32, 64), (4, 8), (3, 4)):
+            knobs = replace(first, block_m=bm, block_n=bn, block_k=bk, num_warps=warps, num_stages=stages)
+            if knobs.fits:
+                yield knobs
+
+    def module(self, knobs: Knobs) -> str:
+        """Text of a module that defines `product(a, b, knobs)`; it is the same for all knobs."""
+        return kernel_text("split_product.triton.txt", least_work=LEAST_WORK, least_side=LEAST_SIDE)
 
     def values(self, kernel: TemplateKernel) -> dict[str, object]:
         """Values of the places in the caller's text."""
-        if self.form == "wgmma":
-            return {
-                "tiles": tuple((knobs.split_k, cuda_head(knobs, kernel.options)) for knobs in kernel.choices),
-                "eager": eager_text(kernel.options, f"{kernel.__name__}_eager"),
-                "shapes": tuple(fragment.shape for fragment in kernel.options if fragment.tensor),
-            }
-        every = [asdict(knobs) for knobs in kernel.choices]
-        differing = [key for key, value in every[0].items() if any(knobs[key] != value for knobs in every)]
-        return {"tiles": tuple({key: knobs[key] for key in differing} for knobs in every), "default": every[0]}
+        return {"tiles": tuple(map(asdict, kernel.choices))}
+
+
+class SplitCuda(SplitProduct):
+    """The product in CUDA C++ with wgmma, and what follows it.
+
+    The options of a kernel are the steps of its epilogue; each tensor that they read is a further argument of the function.
+    """
+
+    technique = "split-product-cuda"
+    form = "wgmma"
+    needs_nvcc = True
+    caller = "split_product.cuda.caller.txt"
+
+    def tiles(self, first: Knobs) -> Iterator[Knobs]:
+        """Tiles that fit, with the other knobs of the class's default."""
+        for columns, length, stages in CUDA_TILES:
+            yield replace(first, block_n=columns, block_k=length, num_stages=stages)
+
+    def module(self, knobs: Knobs) -> str:
+        """Text of a module that defines the class `Product`; it is the same for all knobs."""
+        given = {"cuda": raw_literal(kernel_text(*CUDA)), "library": kernel_text("cuda_library.txt")}
+        return kernel_text("split_product.cuda.txt", least_work=LEAST_WORK, least_side=LEAST_SIDE, **given)
+
+    def values(self, kernel: TemplateKernel) -> dict[str, object]:
+        """Values of the places in the caller's text."""
+        return {
+            "tiles": tuple((knobs.split_k, cuda_head(knobs, kernel.options)) for knobs in kernel.choices),
+            "eager": eager_text(kernel.options, f"{kernel.__name__}_eager"),
+            "shapes": tuple(fragment.shape for fragment in kernel.options if fragment.tensor),
+        }
 
     def finish(self, editor: Editor, kernels: Kernels) -> None:
-        """Let kernels in CUDA C++ compute what follows them, as far as each result has one reader."""
-        if self.form != "wgmma":
-            return
+        """Let kernels compute what follows them, as far as each result has one reader."""
         for node in editor.nodes():
             kernel = node.target
             if isinstance(kernel, TemplateKernel) and kernel.template is self:
@@ -383,5 +344,4 @@ def _filling(knobs: Knobs, sizes: ProductSizes) -> Knobs:
     return replace(knobs, split_k=max(fitting, default=1))
 
 
-SPLIT_CUDA = SplitProduct("split-product-cuda", "wgmma")
-SPLIT_TRITON = SplitProduct("split-product-triton", "tma")
+SPLIT_CUDA, SPLIT_TRITON = SplitCuda(), SplitTriton()
