@@ -18,7 +18,6 @@ MOST_LONG = 0.1
 
 STILL_TO_MEND = {
     "docs/log.md",
-    "docs/training.md",
     "src/kernelwright",
     "src/kernelwright/assembly",
     "src/kernelwright/cli",
@@ -101,7 +100,14 @@ def faults(parts: list[tuple[str, bool]], habits: dict[str, str]) -> tuple[list[
 
 def texts() -> Iterator[tuple[str, list[tuple[str, bool]], dict[str, str]]]:
     """(Name, parts, habits) of each page and of each folder of the package."""
-    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]):
+    for path in sorted(
+        [
+            *ROOT.glob("*.md"),
+            *(ROOT / "docs").glob("*.md"),
+            *(ROOT / "examples").rglob("*.md"),
+            *(ROOT / "recipes").glob("*.md"),
+        ]
+    ):
         yield str(path.relative_to(ROOT)), list(of_page(path.read_text(encoding="utf-8"))), HABITS
     package = ROOT / "src" / "kernelwright"
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
