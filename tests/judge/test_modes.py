@@ -7,7 +7,7 @@ import pytest
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.check import check
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task
-from tests.exploits.corpus import load_cases, load_corpus_task, source_in_mode
+from tests.exploits.corpus import load_cases, load_corpus_task, program
 from tests.judge.snippets import task
 
 LARGE = "[torch.randn(256, 64)]"
@@ -129,7 +129,7 @@ def test_what_the_reference_does_not_fail_rejects(judge, made, change, reason):
 
 def test_other_random_numbers_of_the_same_distribution_are_labelled(judge):
     case = next(one for one in load_cases("hacks") if one.name == "n06_one_mask_for_all_rows")
-    found = judge.evaluate(load_corpus_task(case.task), Candidate(source=source_in_mode(case, "correct")))
+    found = judge.evaluate(load_corpus_task(case.task), Candidate(source=program(case, "correct")))
     assert found.accepted, found.detail
     assert Label.OTHER_DRAWS in found.labels
 

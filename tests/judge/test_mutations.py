@@ -28,7 +28,7 @@ from kernelwright.judge.timing import clocks
 from kernelwright.judge.timing.triple import ProcessTriple
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, scoring
 from kernelwright.tasks import map_tensors
-from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, source_in_mode
+from tests.exploits.corpus import QUICK, load_cases, load_corpus_task, program
 from tests.judge.snippets import ANY_WAIT
 
 Patch = pytest.MonkeyPatch
@@ -37,7 +37,7 @@ HACKS = {case.name: case for folder in ("hacks", "unseen") for case in load_case
 
 def evaluate(judge: Judge, hack: str, change: Callable[[str], str] = str) -> Evaluation:
     case = HACKS[hack]
-    return judge.evaluate(load_corpus_task(case.task), Candidate(source=change(source_in_mode(case, "exploit"))))
+    return judge.evaluate(load_corpus_task(case.task), Candidate(source=change(program(case, "exploit"))))
 
 
 # --- taking defences out --------------------------------------------------------------------------
