@@ -16,6 +16,8 @@ from kernelwright.errors import CompilationError, CompilerMissingError, ConfigEr
 from kernelwright.gpu import disassemble, installed_disassemblers
 from kernelwright.gpu.compilers import NVCC_VARIABLE, compile_cuda, find_nvcc
 from kernelwright.gpu.target import load_target
+from kernelwright.sass.elf import without_code
+from kernelwright.sass.program import assemble_program
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
 from tests.quick import exhaustive_but
@@ -70,6 +72,15 @@ def test_schedules_of_every_kernel_are_proven_legal(cubin, program):
     assert all(schedule.moved for schedule in schedules)
     mutated = program.with_words({schedule.kernel.name: schedule.words() for schedule in schedules})
     assert sass.check(cubin, mutated, disassemble) == []
+
+
+def test_one_kernel_of_several_is_disassembled_alone(cubin, program):
+    kernel, others = program.kernel("sgemm"), KERNELS - {"sgemm"}
+    listing = disassemble(without_code(cubin, others))
+    assert listing.count(".section\t.text.") == 1
+    alone = assemble_program(program.image, listing, others).kernel()
+    read = [[(i.word, i.defs, i.uses) for i in k.instructions] for k in (alone, kernel)]
+    assert (read[0], alone.blocks, alone.fixed) == (read[1], kernel.blocks, kernel.fixed)
 
 
 @pytest.mark.exhaustive

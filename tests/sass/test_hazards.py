@@ -261,6 +261,21 @@ def test_code_that_nothing_is_seen_to_lead_to_could_be_reached_from_everywhere()
     assert [b.index for b in kernel.blocks if final.index in b.successors] == [final.index]
 
 
+def test_a_load_reads_its_descriptor_at_once_so_that_the_next_one_may_be_built():
+    code = (
+        f"UMOV d=6 {PLAIN}",
+        "LDG d=9 a=2 B------:R0:W1:Y:S15:---",
+        f"UMOV d=7 {PLAIN}",
+        f"FADD d=8 a=5 b=5 {PLAIN}",
+        END[0],
+    )
+    words = [assemble(90, text) for text in code]
+    original = hand_made(words, 90)
+    assert Schedule(load(original, disassemble).kernel()).movable_slots == (0, 1, 2, 3)
+    words[1], words[2] = words[2], words[1]
+    assert {v.kind for v in check(original, hand_made(words, 90), disassemble)} == {"uniform"}
+
+
 @pytest.mark.parametrize(("architecture", "is_variable"), exhaustive_but([(80, True), (89, True), (90, False)], (80, True)))
 def test_where_fp64_counts_on_scoreboards(architecture, is_variable):
     code = [assemble(80, text) for text in (f"DADD d=10 a=6 c=6 {PLAIN}", f"EXIT {PLAIN}")]

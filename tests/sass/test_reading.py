@@ -129,7 +129,7 @@ def test_a_damaged_container_is_read_or_refused(seed, flips):
         image = read_cubin(bytes(data))
     except CubinError:
         return
-    assert all(len(image.code_bytes(c.section)) == c.section.size_bytes for c in image.code)
+    assert all(len(image.code_bytes(c)) == c.section.size_bytes for c in image.code)
 
 
 @pytest.mark.exhaustive

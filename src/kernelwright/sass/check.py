@@ -7,12 +7,15 @@ the encodability of every control word.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import defaultdict, deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
-from kernelwright.sass.elf import CubinImage, read_cubin
+from kernelwright.sass.elf import CubinImage, read_cubin, without_code
 from kernelwright.sass.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
 from kernelwright.sass.latency import (
     FENCE,
@@ -27,7 +30,7 @@ from kernelwright.sass.latency import (
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.program import Block, Disassembler, Kernel, assemble_program
+from kernelwright.sass.program import Disassembler, Kernel, assemble_program
 from kernelwright.sass.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
 from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
 
@@ -95,9 +98,14 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
     container = _container_violations(first, second)
     if container:
         return CheckReport(tuple(container), 0)
-    before = assemble_program(first, disassemble(original))
+    # Bytes outside the code are equal, so a kernel of equal code is itself; large cubins have many.
+    pairs = () if first.is_patched else zip(first.code, second.code, strict=True)
+    same = [a.kernel for a, b in pairs if first.code_bytes(a) == second.code_bytes(b)]
+    with ThreadPoolExecutor(2) as pool:
+        listings = [pool.submit(disassemble, without_code(cubin, same)) for cubin in (original, mutated)]
+    before = assemble_program(first, listings[0].result(), same)
     try:
-        after = assemble_program(second, disassemble(mutated))
+        after = assemble_program(second, listings[1].result(), same)
     except (ToolchainError, UsageError) as error:
         # The same disassembler has just read the original, so the mutated code is at fault.
         return CheckReport((Violation("encoding", 0, f"the mutated code is not readable: {error}"),), 0)
@@ -105,11 +113,11 @@ def check_report(original: bytes, mutated: bytes, disassemble: Disassembler) -> 
     moved = 0
     for old, new in zip(before.kernels, after.kernels, strict=True):
         found, count = _check_kernel(old, new)
-        if len(before.kernels) > 1:
+        if len(first.code) > 1:
             found = [replace(v, detail=f"{old.name}: {v.detail}") for v in found]
         violations += found
         tail = len(old.instructions) * INSTRUCTION_BYTES
-        if first.code_bytes(old.code.section)[tail:] != second.code_bytes(new.code.section)[tail:]:
+        if first.code_bytes(old.code)[tail:] != second.code_bytes(new.code)[tail:]:
             violations.append(Violation("changed-instruction", tail, f"the padding of {old.name} has changed"))
         moved += count
     return CheckReport(tuple(sorted(set(violations))), moved)
@@ -140,9 +148,9 @@ def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
         return violations, 0
     moved = sum(slot != index for slot, index in enumerate(order))
     out_of_order: list[Violation] = []
-    for block in old.blocks:
-        out_of_order += _register_order(old, order, block)
-        out_of_order += _pair_order(old, order, block)
+    for start, stop in _permuted_runs(order):
+        out_of_order += _register_order(old, order, start, stop)
+        out_of_order += _pair_order(old, order, start, stop)
     violations = _control_violations(old, new, order) + out_of_order
     # Timing and scoreboards of a wrong order mean nothing; then the order alone is reported.
     if not out_of_order:
@@ -150,6 +158,17 @@ def _check_kernel(old: Kernel, new: Kernel) -> tuple[list[Violation], int]:
         violations += _distance_violations(old, new, order)
         violations += _spacing_violations(old, new)
     return violations, moved
+
+
+def _permuted_runs(order: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the shortest runs [start, stop) of slots that hold their own instructions in another order."""
+    start = highest = 0
+    for slot, index in enumerate(order):
+        highest = max(highest, index)
+        if highest == slot:
+            if slot > start:
+                yield start, slot + 1
+            start = slot + 1
 
 
 def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
@@ -184,6 +203,7 @@ def _match(old: Kernel, new: Kernel) -> tuple[list[int], list[Violation]]:
 def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Violation]:
     violations = []
     spans = reuse_spans(old)
+    ends = {block.stop for block in old.blocks}
     undisturbed = {s for s, i in enumerate(order) if i in spans and same_run(order, s, spans[i])}
     for slot, index in enumerate(order):
         before, after = old.instructions[index], new.instructions[slot]
@@ -196,7 +216,7 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
             "read-barrier": a.read_barrier != b.read_barrier,
             "wait": a.wait_mask & ~b.wait_mask,
             "yield": a.yields != b.yields and b.stall < LEAST_STALL_TO_YIELD,
-            "reuse": _keeps_wrongly(new, slot, a.reuse if slot in undisturbed else 0),
+            "reuse": _keeps_wrongly(new, slot, a.reuse if slot in undisturbed else 0, ends),
         }
         violations += [
             Violation(kind, after.address, f"`{after.text}` {_CONTROL_RULES[kind]}: {a} became {b}")
@@ -207,13 +227,13 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
     return violations
 
 
-def _keeps_wrongly(new: Kernel, slot: int, explained: int) -> bool:
+def _keeps_wrongly(new: Kernel, slot: int, explained: int, ends: set[int]) -> bool:
     """Whether a reuse bit outside the mask `explained` is not one that `may_keep` allows in this place."""
     instruction = new.instructions[slot]
     unexplained = instruction.control.reuse & ~explained
     if not unexplained:
         return False
-    if any(block.stop == slot + 1 for block in new.blocks):
+    if slot + 1 in ends:
         return True
     # The disassembler has the last word on which operands there are to be kept.
     if instruction.text.count(".reuse") != instruction.control.reuse.bit_count():
@@ -239,16 +259,16 @@ def _pinned_crossings(old: Kernel, order: list[int]) -> list[Violation]:
     return violations
 
 
-def _register_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
-    """Compare the sequence of accesses of every resource in a block.
+def _register_order(old: Kernel, order: list[int], start: int, stop: int) -> list[Violation]:
+    """Compare the sequence of accesses of every resource in a run of slots.
 
-    Instructions never leave their block, so equal sequences in every block are an equal def-use graph.
+    Instructions never leave their run, so equal sequences in every run are an equal def-use graph.
     """
-    rank = {index: slot for slot, index in enumerate(order)}
+    rank = {order[slot]: slot for slot in range(start, stop)}
     violations = []
     writers: dict[str, list[int]] = defaultdict(list)
     readers: dict[str, list[int]] = defaultdict(list)
-    for i in range(block.start, block.stop):
+    for i in range(start, stop):
         for name in defs_of(old.instructions[i]):
             writers[name].append(i)
         for name in uses_of(old.instructions[i]):
@@ -257,11 +277,14 @@ def _register_order(old: Kernel, order: list[int], block: Block) -> list[Violati
         for first, second in pairwise(defining):
             if rank[first] > rank[second]:
                 violations.append(_order_violation(old, "waw", name, first, second, rank[second]))
+        # Where the definitions keep their order, a reader can only have left the two between which it stood.
         for reader in readers.get(name, ()):
-            for writer in defining:
-                if writer < reader and rank[writer] > rank[reader]:
+            behind = bisect(defining, reader)
+            for writer in defining[max(0, behind - 1) : behind]:
+                if writer != reader and rank[writer] > rank[reader]:
                     violations.append(_order_violation(old, "raw", name, writer, reader, rank[reader]))
-                elif writer > reader and rank[writer] < rank[reader]:
+            for writer in defining[behind : behind + 1]:
+                if rank[writer] < rank[reader]:
                     violations.append(_order_violation(old, "war", name, reader, writer, rank[writer]))
     return violations
 
@@ -275,10 +298,9 @@ def _order_violation(old: Kernel, kind: str, name: str, first: int, second: int,
     )
 
 
-def _pair_order(old: Kernel, order: list[int], block: Block) -> list[Violation]:
+def _pair_order(old: Kernel, order: list[int], start: int, stop: int) -> list[Violation]:
     violations = []
-    slots = range(block.start, block.stop)
-    touching = [s for s in slots if touches_memory(old.instructions[order[s]])]
+    touching = [s for s in range(start, stop) if touches_memory(old.instructions[order[s]])]
     for position, slot in enumerate(touching):
         for later in touching[position + 1 :]:
             if order[slot] < order[later]:

@@ -29,7 +29,7 @@ from kernelwright.sass.latency import (
     uses_of,
     vouches_for,
 )
-from kernelwright.sass.program import Block, Kernel
+from kernelwright.sass.program import Block, Kernel, Worklist
 from kernelwright.sass.scoreboards import (
     ScoreboardFacts,
     analyse_scoreboards,
@@ -175,9 +175,9 @@ _Remaining = dict[tuple[str, bool], int]
 def _remaining_at_entry(kernel: Kernel, strange: frozenset[str]) -> list[_Remaining]:
     """Return what earlier blocks' fixed-latency accesses still demand at each block's begin."""
     entry: list[_Remaining] = [{} for _ in kernel.blocks]
-    work = list(range(len(kernel.blocks)))
-    while work:
-        block = kernel.blocks[work.pop()]
+    work = Worklist(range(len(kernel.blocks)))
+    for index in work:
+        block = kernel.blocks[index]
         duration = issue_times(kernel.instructions, block)[-1]
         out = {key: left - duration for key, left in entry[block.index].items() if left > duration}
         for key, left in _holds_at_exit(kernel.instructions, block, strange).items():
@@ -187,7 +187,7 @@ def _remaining_at_entry(kernel: Kernel, strange: frozenset[str]) -> list[_Remain
             grown = {key: left for key, left in out.items() if left > target.get(key, 0)}
             if grown:
                 target.update(grown)
-                work.append(successor)
+                work.add(successor)
     return entry
 
 

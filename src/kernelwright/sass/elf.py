@@ -8,16 +8,20 @@ on damaged files.
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernelwright.errors import CubinError
-from kernelwright.sass.identity import ELF_HEADER, NO_BITS, cubin_sections
+from kernelwright.sass.identity import ELF_HEADER, ELF_SECTION, NO_BITS, cubin_sections
 from kernelwright.sass.instruction import INSTRUCTION_BYTES
 
 EM_CUDA = 190
+_RELOCATIONS = re.compile(r"\.rela?\.(?!debug_|nv_debug)")
+_EXECUTABLE = 4
+"""Flag of a section that holds code."""
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 """Compute capabilities times ten whose code was looked at."""
 _FORMAT_SIZED = 4
@@ -79,14 +83,20 @@ class CodeSection:
 
 @dataclass(frozen=True, slots=True)
 class CubinImage:
-    """A parsed cubin: its bytes, its architecture number and its code sections."""
+    """A parsed cubin: its bytes, its architecture number and its code sections.
+
+    Attributes:
+        is_patched: whether the loader writes addresses into code or data, so that one kernel may call another.
+    """
 
     data: bytes
     architecture: int
     code: tuple[CodeSection, ...]
+    is_patched: bool
 
-    def code_bytes(self, section: CubinSection) -> bytes:
-        """Return the bytes of a section."""
+    def code_bytes(self, code: CodeSection) -> bytes:
+        """Return a kernel's code."""
+        section = code.section
         return self.data[section.offset_bytes : section.offset_bytes + section.size_bytes]
 
 
@@ -122,7 +132,19 @@ def read_cubin(data: bytes) -> CubinImage:
     code = tuple(_code_section(data, sections, s) for n, s in sections.items() if n.startswith(".text."))
     if not code:
         raise CubinError("wanted a cubin with kernels, found no .text section")
-    return CubinImage(data, architecture, code)
+    return CubinImage(data, architecture, code, any(s.size_bytes and _RELOCATIONS.match(n) for n, s in sections.items()))
+
+
+def without_code(data: bytes, kernels: Collection[str]) -> bytes:
+    """Return a cubin whose sections of these kernels are marked as data, so that a disassembler passes them by."""
+    marked = bytearray(data)
+    table = ELF_HEADER.unpack_from(data)[6]
+    for index, (name, *_) in enumerate(cubin_sections(data) if kernels else ()):
+        if name.removeprefix(".text.") in kernels and name.startswith(".text."):
+            at = table + index * ELF_SECTION.size
+            name_offset, kind, flags, *rest = ELF_SECTION.unpack_from(data, at)
+            ELF_SECTION.pack_into(marked, at, name_offset, kind, flags & ~_EXECUTABLE, *rest)
+    return bytes(marked)
 
 
 def _code_section(data: bytes, sections: dict[str, CubinSection], section: CubinSection) -> CodeSection:

@@ -9,6 +9,7 @@ that nvdisasm 12.8 prints for sm_120, and against the words which `nvdisasm -b` 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kernelwright.errors import ListingError
@@ -140,8 +141,8 @@ class ListedKernel:
     labels: dict[str, int] = field(default_factory=dict)
 
 
-def parse_listing(text: str) -> dict[str, ListedKernel]:
-    """Parse a listing into kernels by name.
+def parse_listing(text: str, without: Collection[str] = ()) -> dict[str, ListedKernel]:
+    """Parse a listing into kernels by name, `without` some.
 
     Raises:
         ListingError: an instruction is cut off, or no live ranges were printed.
@@ -154,7 +155,7 @@ def parse_listing(text: str) -> dict[str, ListedKernel]:
     waiting_labels: list[str] = []
     for line in text.splitlines():
         if match := _SECTION.match(line):
-            current = kernels.setdefault(match[1], ListedKernel(match[1]))
+            current = None if match[1] in without else kernels.setdefault(match[1], ListedKernel(match[1]))
             columns, titles, pending, waiting_labels = None, [], None, []
             continue
         if current is None:

@@ -25,7 +25,7 @@ from enum import Enum
 
 from kernelwright.sass.instruction import PREDICATE_FILE_WRITERS, Instruction
 from kernelwright.sass.opcodes import Pipe
-from kernelwright.sass.program import Block, Kernel
+from kernelwright.sass.program import Block, Kernel, Worklist
 
 SYNC = "sync"
 """Pseudo-register that every synchronising or warp-wide instruction reads and writes."""
@@ -228,16 +228,15 @@ def minimum_distances(instructions: Sequence[Instruction], blocks: Sequence[Bloc
     A guarded or partial definition does not hide earlier ones, so a pair is followed through it.
     """
     entry: list[dict[_Access, int]] = [{} for _ in blocks]
-    work = list(range(len(blocks)))
-    while work:
-        index = work.pop()
+    work = Worklist(range(len(blocks)))
+    for index in work:
         state = _walk(instructions, blocks[index], entry[index], None)
         for successor in blocks[index].successors:
             target = entry[successor]
             closer = {access: age for access, age in state.items() if age < target.get(access, LONGEST_CYCLES)}
             if closer:
                 target.update(closer)
-                work.append(successor)
+                work.add(successor)
     found: Distances = {}
     for block in blocks:
         _walk(instructions, block, entry[block.index], found)
@@ -380,9 +379,9 @@ def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block])
     found: dict[tuple[Port, Port], tuple[int, int]] = {}
     ports = [port_of(i) for i in instructions]
     entry: list[dict[Port, int]] = [{} for _ in blocks]
-    work = list(range(len(blocks)))
-    while work:
-        block = blocks[work.pop()]
+    work = Worklist(range(len(blocks)))
+    for index in work:
+        block = blocks[index]
         time = 0
         last = {port: -age for port, age in entry[block.index].items()}
         for i in range(block.start, block.stop):
@@ -404,7 +403,7 @@ def least_spacings(instructions: Sequence[Instruction], blocks: Sequence[Block])
             }
             if closer:
                 target.update(closer)
-                work.append(successor)
+                work.add(successor)
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kernelwright.errors import CubinError, ListingError
@@ -99,15 +100,15 @@ def load(cubin: bytes, disassemble: Disassembler) -> Program:
     return assemble_program(image, disassemble(cubin))
 
 
-def assemble_program(image: CubinImage, listing: str) -> Program:
-    """Join a parsed container with its listing; see `load`."""
-    listed = parse_listing(listing)
-    return Program(image, tuple(_kernel(image, code, listed) for code in image.code))
+def assemble_program(image: CubinImage, listing: str, without: Collection[str] = ()) -> Program:
+    """Join a parsed container with its listing, `without` some kernels; see `load`."""
+    listed = parse_listing(listing, without)
+    return Program(image, tuple(_kernel(image, code, listed) for code in image.code if code.kernel not in without))
 
 
 def _kernel(image: CubinImage, code: CodeSection, listed: dict[str, ListedKernel]) -> Kernel:
     found = listed.get(code.kernel)
-    words = [low | high << 64 for low, high in struct.iter_unpack("<QQ", image.code_bytes(code.section))]
+    words = [low | high << 64 for low, high in struct.iter_unpack("<QQ", image.code_bytes(code))]
     if found is None or not 0 < len(found.instructions) <= len(words):
         count = 0 if found is None else len(found.instructions)
         raise CubinError(
@@ -182,6 +183,26 @@ def _may_fall_through(last: Instruction) -> bool:
     if last.opcode not in NEVER_FALLS_THROUGH or last.predicate is not None:
         return True
     return last.opcode != "RET" and any(not _TARGET.match(operand) for operand in last.operands)
+
+
+class Worklist:
+    """Indices of blocks that an analysis has still to visit, each once, lowest first, so that few are visited again."""
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        self._heap = sorted(indices)
+        self._waiting = set(self._heap)
+
+    def __iter__(self) -> Iterator[int]:
+        while self._heap:
+            index = heapq.heappop(self._heap)
+            self._waiting.remove(index)
+            yield index
+
+    def add(self, index: int) -> None:
+        """Visit a block once more."""
+        if index not in self._waiting:
+            self._waiting.add(index)
+            heapq.heappush(self._heap, index)
 
 
 def _unreached(blocks: Sequence[Block]) -> frozenset[int]:

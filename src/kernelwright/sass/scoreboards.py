@@ -23,14 +23,14 @@ from kernelwright.sass.latency import (
     vouches_for,
     vouches_for_result,
 )
-from kernelwright.sass.program import Block
+from kernelwright.sass.program import Block, Worklist
 
 SETTLE_CYCLES = 2
 """A scoreboard counts an instruction only from this many cycles after its issue."""
 SAFE_SETTLE_CYCLES = 8
 """Long enough for any instruction; see `settle_cycles`."""
 _QUICK_TO_SETTLE = frozenset({"LDC", "LDS", "MUFU", "SHFL"})
-_READS_UNIFORM_AT_ISSUE = frozenset({"LDS", "LDSM", "LDL", "STS", "STSM", "STL"})
+_READS_UNIFORM_AT_ISSUE = frozenset({"LDG", "LDS", "LDSM", "LDL", "STS", "STSM", "STL"})
 
 
 class TokenKind(Enum):
@@ -90,9 +90,8 @@ def analyse_scoreboards(
 ) -> ScoreboardFacts:
     """Run the analysis to its fixed point over all paths; a wait earlier than `settle` leaves the token outstanding."""
     entry: dict[int, _State] = {0: {}}
-    work = [0]
-    while work:
-        index = work.pop()
+    work = Worklist(entry)
+    for index in work:
         state = _copy(entry[index])
         block = blocks[index]
         for i in range(block.start, block.stop):
@@ -100,9 +99,9 @@ def analyse_scoreboards(
         for successor in block.successors:
             if successor not in entry:
                 entry[successor] = _copy(state)
-                work.append(successor)
+                work.add(successor)
             elif _merge(entry[successor], state):
-                work.append(successor)
+                work.add(successor)
     facts = ScoreboardFacts()
     for block in blocks:
         _collect(instructions, block, _copy(entry.get(block.index, {})), settle, facts)
@@ -150,7 +149,8 @@ def late_reads(instruction: Instruction) -> frozenset[str]:
     """Return the registers that a variable-latency instruction may read after its issue.
 
     Predicates are read at issue: ptxas overwrites them one cycle later. So are uniform registers by accesses to shared
-    and local memory; bulk copies have them on a scoreboard, and of others nothing is known.
+    and local memory, and by loads from global memory, whose descriptor ptxas builds anew for each cache policy. Bulk copies
+    have them on a scoreboard, and of others nothing is known.
     """
     files = ("R",) if instruction.opcode in _READS_UNIFORM_AT_ISSUE else ("R", "UR")
     return frozenset(name for name in instruction.uses if name.startswith(files))
