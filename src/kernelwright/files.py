@@ -1,4 +1,4 @@
-"""Handles files that users name: tells whether a name can be recorded, reads them, and replaces them in one step.
+"""Handles files that users name: tells a name of the hub from a path, reads files, and replaces them in one step.
 
 Reading and replacing raise nothing but `OSError`, whose `strerror` says what was found, so that each caller can say what it
 wanted.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
+import socket
 import stat
 import subprocess
 from pathlib import Path
@@ -74,3 +76,42 @@ def remove_tree(folder: Path) -> None:
     if folder.exists():
         for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             subprocess.run([*command, "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
+
+
+FOLDERS = ("models", "runs")
+"""First parts of names that are folders by custom; on the hub nobody is called so."""
+_HUB_NAME = re.compile(r"(?:([\w][\w.-]*)/)?[\w][\w.-]*")
+
+
+def missing_path(name: str) -> str | None:
+    """Say what to do where `name` can only be a path and nothing is there; None for what exists and for the hub's names.
+
+    `name` and `owner/name` are names on the hub, unless the owner is a folder here or one of `FOLDERS`.
+    """
+    if not name or Path(name).exists():
+        return None
+    named = _HUB_NAME.fullmatch(name)
+    owner = named[1] if named else None
+    if named and not name.endswith(".gguf") and not (owner and (owner in FOLDERS or Path(owner).is_dir())):
+        return None
+    return (
+        f"there is nothing at {name}, and as a path it is not looked up on the hub. Check the path; docs/models.md, "
+        '"Getting a model", says where models come from.'
+    )
+
+
+def go_offline_without_hub() -> None:
+    """Tell Hugging Face's libraries, before they are imported, that there is no hub where its address cannot be looked up.
+
+    They would try six times, in 25 s for each file, before they look into their cache.
+    """
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    if getproxies():
+        return
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")

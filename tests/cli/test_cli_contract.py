@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib.metadata
 import json
@@ -70,11 +71,24 @@ def test_the_version_stands_in_one_place():
     assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "kernelwright.version.__version__"}
 
 
-@pytest.mark.parametrize("name", ["doctor", "evaluate", "report"])
-def test_help_of_a_command_does_not_import_torch(name):
-    code = f"import sys; from kernelwright.cli import main\nmain([{name!r}, '--help']); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+def test_wrong_words_are_refused_before_torch_is_imported(tmp_path):
+    (tmp_path / "stage.toml").write_text('[model]\nbase = "/nowhere"\n')
+    commands = [
+        [["doctor", "evaluate", "optimize", "bench", "train"], ["--help"]],
+        [["optimize", "bench"], ["nowhere.py"], ["builtin", "--policy", "nobody"], ["builtin", "--baselines", "none"]],
+        [["optimize"], ["diag_matmul", "--policy", "local"], ["diag_matmul", "--policy", "local", "--model", "/nowhere"]],
+        [["evaluate"], ["diag_matmul", "nowhere.py"], ["nowhere", "nowhere.py"], ["diag_matmul", "--forbid", "nothing"]],
+        [["bench"], ["kernelbench"], ["builtin", "--only", "nothing"]],
+        [["train"], ["sft", "--config", "nowhere.toml"], ["sft", "--config", "stage.toml", "--out", "out"]],
+    ]
+    every = [[name, *words] for names, *forms in commands for name in names for words in forms]
+    code = (
+        "import sys; from kernelwright.cli import main\n"
+        f"print([(words, 'torch' in sys.modules) for words in {every!r} if main(words) != 0 or 'torch' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    refused = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert refused == [(words, False) for words in every if words[1:] != ["--help"]]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
-from kernelwright.models.pretrained import missing_path
+from kernelwright.files import go_offline_without_hub, missing_path
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,20 @@ def test_a_path_without_anything_there_is_told_without_asking_the_hub(name, tmp_
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     assert f"there is nothing at {name}," in missing_path(name)
+
+
+@pytest.mark.parametrize(("found", "proxies", "told"), [(True, "", "0"), (False, "", "1"), (False, "http://p", "0")])
+def test_a_hub_without_an_address_is_not_asked(monkeypatch, found, proxies, told):
+    def lookup(host, port):
+        if not found:
+            raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    if proxies:
+        monkeypatch.setenv("https_proxy", proxies)
+    go_offline_without_hub()
+    assert os.environ.get("HF_HUB_OFFLINE", "0") == told

@@ -54,13 +54,24 @@ def test_a_torn_last_line_costs_itself_only(tmp_path, keep):
     assert [record.task for record in run.evaluations()] == [*found, "2"]
 
 
-def test_lines_that_are_no_records_are_skipped(tmp_path):
+def test_lines_that_are_no_records_are_skipped_and_told_once(tmp_path, caplog):
     run = RunDirectory(tmp_path)
     run.append(evaluation(0))
     with run.evaluations_path.open("ab") as file:
         file.write(b'\n{"task": 3}\nnonsense\n\xff\xfe\n[]\n')
     run.append(evaluation(1))
-    assert [record.task for record in run.evaluations()] == ["0", "1"]
+    for _ in range(2):
+        assert [record.task for record in run.evaluations()] == ["0", "1"]
+    assert [record.args for record in caplog.records] == [(number, run.evaluations_path) for number in (3, 4, 5, 6)]
+
+
+def test_records_without_a_configuration_are_not_gone_on_with(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.claim({"kind": "x"}, same=("kind",), device="cpu")
+    run.append(evaluation(0))
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"holds evaluations.jsonl but no config.json"):
+        run.claim({"kind": "x"}, same=("kind",), device="cpu")
 
 
 def test_a_writer_that_is_killed_leaves_whole_lines(tmp_path):

@@ -116,6 +116,7 @@ def use_fake_hub(monkeypatch: pytest.MonkeyPatch, rows: dict[str, list[dict[str,
     module = types.ModuleType("datasets")
     module.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
 
 def test_hub_rows_become_tasks_in_numeric_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from kernelwright.cli.options import (
     BASELINES,
     JudgeOptions,
     as_slice,
+    baseline_names,
     device_option,
     json_option,
     judged_option,
@@ -100,7 +101,9 @@ class BenchCommand:
         _require_other_precisions(self)
         if searches and self.candidates is not None:
             raise click.UsageError("wanted --candidates without --policy, which proposes candidates itself; found both.")
-        baselines = None if self.baselines is None else listed_words(self.baselines, "baselines")
+        baselines = baseline_names(self.baselines)
+        if self.policy is not None:
+            self.model.settings(self.policy)
         if not settings.timed and set(baselines or ()) - {"eager"}:
             raise click.UsageError("wanted --baselines eager with --check-only, which times nothing; found others.")
         levels = [_level(word) for word in listed_words(self.levels, "levels")]

@@ -64,9 +64,7 @@ class EvaluateCommand:
 
         import kernelwright
         from kernelwright.errors import CandidateError
-        from kernelwright.judge import Judge
         from kernelwright.records import Candidate, RunDirectory
-        from kernelwright.search.compiled import judge_modes
         from kernelwright.tasks import load_task, read_source
 
         candidate = None
@@ -74,6 +72,10 @@ class EvaluateCommand:
             source = read_source(self.candidate, "a candidate that defines ModelNew", CandidateError)
             candidate = Candidate(source=source, note=self.candidate.name)
         task = load_task(self.task, self.path)
+        # Only now: these import torch, which takes seconds.
+        from kernelwright.judge import Judge
+        from kernelwright.search.compiled import judge_modes
+
         device = resolve_device(self.device)
         config = {
             "kind": "evaluate",

@@ -6,22 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernelwright import config
 from kernelwright.cli.commands import FiniteRange, option
 from kernelwright.cli.options import AT_LEAST_ONE
 from kernelwright.cli.output import say
 from kernelwright.contrastive.samplers import SAMPLERS
 from kernelwright.errors import PolicyError, UsageError
+from kernelwright.files import missing_path
 from kernelwright.records.model_costs import answers_on_record, model_costs
+from kernelwright.search.policies import LANGUAGE_MODELS, policy_named, require_policy
 
 if TYPE_CHECKING:
     from kernelwright.contrastive.model_policy import ContrastivePolicy
     from kernelwright.records.policy import Policy
-
-MODEL_POLICIES = ("api", "local")
 
 _FOR_MODEL = ("model", "base_url", "key_variable", "adapter")
 """Options passed to the model under the same names."""
@@ -57,6 +58,41 @@ class ModelOptions:
         type=AT_LEAST_ONE, metavar="N", help="Answers in a row without a new candidate after which to end.  [default: 16]"
     )
 
+    def typed(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def settings(self, policy: str) -> dict[str, Any]:
+        """The model's settings, checked without its packages; empty for the built-in policy.
+
+        Raises:
+            UsageError: there is no such policy, or an option does not go with it.
+            PolicyError: no model was named, or there is none at its path.
+        """
+        require_policy(policy)
+        typed = self.typed()
+        if typed and policy not in LANGUAGE_MODELS:
+            flag = _flag(next(iter(typed)))
+            raise UsageError(f"Wanted {flag} with a language model; the policy is {policy}. Add --policy api or local.")
+        for key in _FOR_MODEL:
+            if key in typed and not str(typed[key]):
+                raise UsageError(f"Wanted a value for {_flag(key)}; found an empty one. Give one, or leave the option out.")
+        settings = config.read_toml(self.model_settings) if self.model_settings else {}
+        settings |= {key: str(typed[key]) for key in _FOR_MODEL if key in typed}
+        if policy == "local":
+            settings |= {"path": settings.pop("model")} if "model" in settings else {}
+            if not settings.get("path"):
+                raise PolicyError(
+                    "Wanted a language model; none was named. Give a folder, a GGUF file or a hub name as --model."
+                )
+            if missing := missing_path(str(settings["path"])):
+                raise PolicyError(f"Wanted a model's folder or GGUF file; {missing}")
+        return settings
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
@@ -87,35 +123,16 @@ def proposer(name: str, device: str, directory: Path, given: ModelOptions) -> Pr
         UsageError: an option does not go with the policy.
         PolicyError: the model cannot be reached or loaded, or a package is missing.
     """
-    from kernelwright.search.policies import policy_named
+    settings = given.settings(name)
+    if name not in LANGUAGE_MODELS:
+        return Proposer(policy_named(name))
 
-    options = {key: value for key, value in asdict(given).items() if value is not None}
-    if name not in MODEL_POLICIES:
-        policy = policy_named(name)
-        if options:
-            flag = "--" + next(iter(options)).replace("_", "-")
-            raise UsageError(f"Wanted {flag} with a language model; the policy is {name}. Add --policy api or local.")
-        return Proposer(policy)
-
-    from kernelwright import config
     from kernelwright.contrastive.model_policy import policy_for_run
     from kernelwright.models.chat import Sampling
     from kernelwright.models.factory import chat_model
 
-    settings_file = options.pop("model_settings", None)
-    settings = config.read_toml(settings_file) if settings_file else {}
-    typed = [key for key in _FOR_MODEL if key in options]
-    if empty := next((key for key in typed if not str(options[key])), None):
-        flag = "--" + empty.replace("_", "-")
-        raise UsageError(f"Wanted a value for {flag}; found an empty one. Give one, or leave the option out.")
-    settings |= {key: str(options.pop(key)) for key in typed}
-    if name == "local":
-        settings |= {"path": settings.pop("model")} if "model" in settings else {}
-        if not settings.get("path"):
-            raise PolicyError(
-                "Wanted a language model; none was named. Give a folder, a GGUF file or a hub name as --model."
-            )
-    with config.in_file(settings_file, elsewhere="the options" if typed else ""):
+    options = {key: value for key, value in given.typed().items() if key not in ("model_settings", *_FOR_MODEL)}
+    with config.in_file(given.model_settings, elsewhere="the options" if {*_FOR_MODEL} & {*given.typed()} else ""):
         model = chat_model(name, **settings)
     sampling = Sampling(**{key: options.pop(key) for key in ("temperature", "max_tokens") if key in options})
     database = options.pop("exemplar_database", None)

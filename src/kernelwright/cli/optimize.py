@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernelwright.cli.commands import OptionsCommand, argument, option
-from kernelwright.cli.model_options import MODEL_POLICIES, ModelOptions, proposer
+from kernelwright.cli.model_options import ModelOptions, proposer
 from kernelwright.cli.options import (
     AT_LEAST_ONE,
     BASELINES,
     JudgeOptions,
+    baseline_names,
     device_option,
     json_option,
     judged_option,
-    listed_words,
     out_option,
     require_together,
     resolve_device,
@@ -85,17 +85,19 @@ class OptimizeCommand:
     def __call__(self) -> None:
         require_together("--then-sass", self.then_sass, "sass_agent", "sass_budget")
         settings = self.judge.settings()
-        baselines = None if self.baselines is None else listed_words(self.baselines, "baselines")
+        baselines = baseline_names(self.baselines)
+        self.model.settings(self.policy)
 
+        from kernelwright.tasks import load_task
+
+        task = load_task(self.task, self.path)
         with contextlib.ExitStack() as stack:
             servers = None
-            if self.policy not in MODEL_POLICIES and settings.timed:
+            if self.policy == "builtin" and settings.timed:
                 servers = stack.enter_context(contextlib.closing(_fork_servers(self.device)))
             # Only now: these import torch, which takes seconds, and the fork servers do so at the same time.
             from kernelwright.search.optimize import optimize
-            from kernelwright.tasks import load_task
 
-            task = load_task(self.task, self.path)
             device = resolve_device(self.device)
             target = stack.enter_context(run_directory(self.out, "optimize", task.id))
             proposing = proposer(self.policy, device, target, self.model)

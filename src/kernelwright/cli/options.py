@@ -47,6 +47,15 @@ def listed_words(text: str, what: str) -> list[str]:
     return words
 
 
+def baseline_names(text: str | None) -> list[str] | None:
+    """Baselines of a comma-separated list; refuses what is none. None without a list."""
+    from kernelwright.search.policies import require_baselines
+
+    if text is not None:
+        require_baselines(names := listed_words(text, "baselines"), [])
+    return None if text is None else names
+
+
 def device_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
     """A callback for options that name a device; raises click.BadParameter for what cannot be one."""
     index = name.removeprefix("cuda:")

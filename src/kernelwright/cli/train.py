@@ -45,7 +45,7 @@ class TrainCommand:
     def __call__(self) -> None:
         from kernelwright.config import in_file
         from kernelwright.contrastive.settings import read_stage
-        from kernelwright.contrastive.stages import train
+        from kernelwright.contrastive.trained_model import require_paths
 
         config = read_stage(self.stage, self.config_file, self.model)
         with (
@@ -54,6 +54,11 @@ class TrainCommand:
             says_what_was_kept(path),
             in_file(self.config_file, "--model" if self.model else ""),
         ):
+            if not (path / "final").is_dir():
+                require_paths(config.model)
+            # Only now: it imports torch, which takes seconds.
+            from kernelwright.contrastive.stages import train
+
             say(f"run directory {path}")
             result = train(config, path, log=say, limit_s=self.limit_s)
         if self.as_json:

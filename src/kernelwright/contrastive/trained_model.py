@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelwright.contrastive.settings import ModelSection
 from kernelwright.errors import ConfigError, InfrastructureError
+from kernelwright.files import go_offline_without_hub, missing_path
 
 GPU_ATTENTION = "eager"
 """Attention while a model learns on a GPU. The memory-efficient kernel that PyTorch picks there for padded
@@ -21,9 +22,11 @@ def require_base(section: ModelSection) -> None:
         ConfigError, PolicyError, InfrastructureError: as `load_for_training`.
     """
     require_training_packages()
+    require_paths(section)
+    if not Path(section.base).exists():
+        go_offline_without_hub()
     from kernelwright.models.pretrained import Weights, require_pretrained
 
-    _check(section)
     require_pretrained(Weights(path=section.base))
 
 
@@ -41,7 +44,7 @@ def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
 
     from kernelwright.models.pretrained import Weights, load_pretrained
 
-    _check(section)
+    require_paths(section)
     set_seed(seed)
     model, tokenizer = load_pretrained(Weights(path=section.base, dtype=section.dtype))
     if model.device.type == "cuda":
@@ -66,16 +69,14 @@ def load_for_training(section: ModelSection, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def _check(section: ModelSection) -> None:
-    """Raises ConfigError for an adapter that cannot be used, and for a path without a model; a hub id is left to the hub."""
+def require_paths(section: ModelSection) -> None:
+    """Raise ConfigError for an adapter that cannot be used, and for a path without a model; a hub id is left to the hub."""
     if section.adapter is not None and section.tuning == "full":
         raise ConfigError(
             'Wanted full tuning, found an adapter to go on from; set model.tuning = "lora", or merge it first.'
         )
     if section.adapter is not None and not section.adapter.is_dir():
         raise ConfigError(f"Wanted an adapter's folder at model.adapter = {section.adapter}; there is none.")
-    from kernelwright.models.pretrained import missing_path
-
     if missing := missing_path(section.base):
         raise ConfigError(f"Wanted a model at model.base; {missing}")
 

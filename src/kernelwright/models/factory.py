@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
 from kernelwright.config import first_problem
 from kernelwright.errors import ConfigError, PolicyError
+from kernelwright.files import go_offline_without_hub, missing_path
 from kernelwright.models.chat import ChatModel
 
 KINDS = ("api", "local")
@@ -27,6 +29,10 @@ def chat_model(kind: str, **options: Any) -> ChatModel:
     if kind == "api":
         api = _imported("api", "openai")
         return cast(ChatModel, api.ApiModel(*_parsed(options, api.ApiSettings)))
+    if missing := missing_path(path := str(options.get("path", ""))):
+        raise PolicyError(f"Wanted a model's folder or GGUF file; {missing}")
+    if not Path(path).exists():
+        go_offline_without_hub()
     local = _imported("local", "transformers")
     return cast(ChatModel, local.LocalModel.load(*_parsed(options, local.Weights, local.LocalSettings)))
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import platform
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,14 +25,17 @@ from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.files import remove_tree, replace_file
-from kernelwright.records.lines import append_lines, read_json, read_lines, sha256_of
+from kernelwright.records.lines import append_lines, files_of, read_json, read_lines, sha256_of
 from kernelwright.records.models import Evaluation, Task
 from kernelwright.records.screened import Screened
 
+_LOGGER = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", "model", _LOCK}
 """Files of a directory in which nothing has been found out."""
+_RECORDS = ("evaluations.jsonl", "screened.jsonl", "schedules.jsonl", "rollouts.jsonl")
+"""Files of a directory in which a run has begun."""
 _ROOT = Path(__file__).resolve().parents[3]
 """Root of the checkout, where this file lies in one."""
 
@@ -108,7 +113,16 @@ class RunDirectory:
                 )
 
     def _is_free(self) -> bool:
-        return self.read_json("config.json") is None or self.holds_only_what_was_asked
+        if self.holds_only_what_was_asked:
+            return True
+        is_new = self.read_json("config.json") is None
+        for name in _RECORDS if is_new else ():
+            if files_of(self.path / name):
+                raise UsageError(
+                    f"Wanted to resume in {self.path}; it holds {name} but no config.json, which says of what run. "
+                    "Put the file back, or choose another directory."
+                )
+        return is_new
 
     @property
     def holds_only_what_was_asked(self) -> bool:
@@ -185,7 +199,7 @@ class RunDirectory:
     def evaluations(self) -> Iterator[Evaluation]:
         """Every whole record of the judge, in order of writing; raises UsageError where the file cannot be read.
 
-        Torn lines are skipped: their work is still pending.
+        Torn lines are skipped with a warning: their work is still pending.
         """
         return _whole(self.evaluations_path, Evaluation)
 
@@ -215,11 +229,18 @@ class RunDirectory:
 
 
 def _whole(path: Path, kind: type[R]) -> Iterator[R]:
-    for line in read_lines(path):
+    for number, line in enumerate(read_lines(path), start=1):
         try:
             yield kind.model_validate_json(line)
         except ValidationError:
-            continue
+            if line.strip():
+                _tell_of_torn_line(path, number)
+
+
+@cache
+def _tell_of_torn_line(path: Path, number: int) -> None:
+    """Warn once of a line that is no record."""
+    _LOGGER.warning("line %d of %s is torn or broken, and is left out: its work counts as pending", number, path)
 
 
 def require_possible(path: Path) -> None:

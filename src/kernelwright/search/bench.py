@@ -18,7 +18,7 @@ from typing import Any
 
 import kernelwright
 from kernelwright.deploy.drop_in import drop_in
-from kernelwright.errors import DeviceError, KernelwrightError, UsageError
+from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.execution.executor import LocalExecutor
 from kernelwright.execution.work import Baselines, Evaluate, Executor
 from kernelwright.judge import Settings, devices_of
@@ -48,11 +48,11 @@ from kernelwright.search.engine import (
     baseline_of,
     file_records,
 )
+from kernelwright.search.policies import require_baselines
 from kernelwright.tasks.entries import Suite
 
 SAME = ("kind", "suite", "settings", "tasks")
 """Keys in which a resumed run must agree with the earlier one."""
-_GPU_ALONE = ("cudagraph", "cudagraph-fresh", "cudnn")
 DROP_INS = "optimized"
 """Folder of a run directory with the drop-ins that are handed out."""
 
@@ -219,24 +219,6 @@ def _precisions(settings: Settings, strict_too: bool, tf32_products_too: bool) -
             flags = {"strict_fp32": precision is Precision.STRICT, "tf32_products": precision is Precision.TF32_PRODUCTS}
             wanted.append(settings.model_copy(update=flags))
     return wanted
-
-
-def require_baselines(baselines: Sequence[str], devices: Sequence[str]) -> None:
-    """Refuse baselines that there are not, and those that mean nothing on these devices.
-
-    Raises:
-        UsageError: there is no such baseline.
-        DeviceError: one needs a GPU.
-    """
-    unknown = [name for name in baselines if name not in ALL_BASELINES]
-    if unknown:
-        raise UsageError(
-            f"Wanted baselines from {', '.join(ALL_BASELINES)}; found {', '.join(unknown)}. Correct --baselines."
-        )
-    for name in _GPU_ALONE:
-        if name in baselines and list(devices) == ["cpu"]:
-            # Without a GPU their wrappers change nothing: eager would stand under another name.
-            raise DeviceError(f"Wanted a GPU for the baseline {name}; found the CPU alone. Leave that baseline out.")
 
 
 def chosen_baselines(names: Sequence[str] | None, device: str, settings: Settings, evaluator: Executor | None) -> list[str]:

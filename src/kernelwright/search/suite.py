@@ -20,12 +20,12 @@ from kernelwright.search.bench import (
     claim_suite,
     config_of,
     hand_out,
-    require_baselines,
     state_of,
     summarise,
     with_winners,
 )
 from kernelwright.search.engine import Clock, Composer, Engine, EngineEvent, SearchPlan, SearchState
+from kernelwright.search.policies import require_baselines
 from kernelwright.tasks.entries import Suite
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelwright.errors import InfrastructureError, InternalError, TaskError, listed
-from kernelwright.files import BINARY_LIMIT_BYTES, TEXT_LIMIT_BYTES, read_regular
+from kernelwright.files import BINARY_LIMIT_BYTES, TEXT_LIMIT_BYTES, go_offline_without_hub, read_regular
 from kernelwright.records import Candidate, Task
 from kernelwright.tasks.entries import NO_CODE, SuiteEntry
 from kernelwright.tasks.source import check_task_source, parsed, read_source
@@ -98,6 +98,7 @@ def entries_from_hub(levels: Sequence[int]) -> list[SuiteEntry]:
         InfrastructureError: the package `datasets` is missing, or the hub cannot be reached.
         TaskError: the data set has other columns, or a row is not a task.
     """
+    go_offline_without_hub()
     try:
         from datasets import load_dataset
     except ImportError as error:
