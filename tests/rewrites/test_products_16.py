@@ -13,14 +13,12 @@ from tests.rewrites.samples import interpreted, task_text
 from tests.rewrites.test_fusion import needs_triton
 from tests.rewrites.test_sixteen_bits import PRECISE, drawing
 
-LAYERS = "self.p, self.q, self.r = (nn.Linear(48, n, bias=BIAS).to(torch.float16) for n in (128, 64, 64))"
+LAYERS = "self.p = nn.Linear(48, 128, bias=BIAS).to(torch.float16)"
 CASES = {
     "activation and residual": ("return F.gelu(self.p(a)) + b", "drawn(2, 20, 48), drawn(2, 20, 128)", "True"),
-    "gate": ("return F.silu(self.q(a)) * self.r(a)", "drawn(2, 20, 48)", "False"),
-    "joined": ("return self.p(a), self.q(a), self.r(a)", "drawn(2, 20, 48)", "True"),
-    "one row": ("return F.silu(self.q(a)) * self.r(a), self.p(a) * 2", "drawn(1, 1, 48)", "True"),
+    "one row": ("return F.silu(self.p(a)) * b", "drawn(1, 1, 48), drawn(1, 1, 128)", "True"),
     "few rows": ("return self.p(a) + b", "drawn(5, 48), drawn(5, 128)", "False"),
-    "batch": ("return torch.relu(torch.bmm(a, b))", "drawn(3, 20, 48), drawn(3, 48, 64)", "True"),
+    "batch": ("return F.silu(torch.bmm(a, b))", "drawn(3, 20, 48), drawn(3, 48, 64)", "True"),
 }
 
 
@@ -33,7 +31,5 @@ def test_a_product_rounds_once(case: str, tmp_path: Path, small: None) -> None:
     built = TaskContext.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None
     assert "product-16" in built.techniques
-    assert ("gated-product" in built.techniques) == (case in ("gate", "one row"))
-    assert ("joined-products" in built.techniques) == (case == "joined")
     assert ("few-rows" in built.techniques) == (case in ("one row", "few rows"))
     interpreted(PRECISE, text, built.source, tmp_path, "0.52")

@@ -10,7 +10,7 @@ from kernelwright.rewrites.fusion import cpp, triton
 from kernelwright.rewrites.fusion.convolution import POOLED_TILES, WHOLE_CHANNELS, ConvolutionKernel
 from kernelwright.rewrites.fusion.groups import WORTH_ALONE, WORTH_ALONE_ON_GPU, find, order, replace_group
 from kernelwright.rewrites.fusion.kernel import FusedKernel
-from kernelwright.rewrites.fusion.products import PRODUCT_16, ProductKernel, join
+from kernelwright.rewrites.fusion.products import PRODUCT_16, ProductKernel
 from kernelwright.rewrites.fusion.products import TECHNIQUES as OF_PRODUCTS
 from kernelwright.rewrites.fusion.program import ROWS, LoopProgram, Signature
 from kernelwright.rewrites.fusion.tiles import ScanKernel, WindowKernel
@@ -81,10 +81,6 @@ class KernelFuser:
         """Replace groups of operators by kernels, in place."""
         editor = Editor(graph.graph, graph.mode)
         groups = find(graph.graph, self, self._worth)
-        if self._products and join(
-            editor, {node for group in groups if len(group.members) > 1 for node in group.members}, self
-        ):
-            groups = find(graph.graph, self, self._worth)
         replaced: dict[fx.Node, fx.Node] = {}
         updates = {replace_group(editor, group, self, replaced): group.program.updates for group in groups}
         order(graph.graph, updates)

@@ -92,7 +92,7 @@ class Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Multiplied:
-    """Operands of a program's products: rows of the left one by columns of right ones, whose sums have equal lengths."""
+    """Operands of a program's product: rows of the left one by columns of the right one."""
 
     left: fx.Node
     length: int
@@ -100,9 +100,7 @@ class Multiplied:
     along: int
     """Elements of a right operand between two terms."""
     batched: bool
-    """Whether each index of the first dimension has right operands of its own."""
-    widths: tuple[int, ...]
-    """Columns of the products that lie side by side; one number where nothing lies beside another."""
+    """Whether each index of the first dimension has a right operand of its own."""
 
 
 @dataclass(slots=True)
@@ -126,7 +124,7 @@ class LoopProgram:
     convolution: Geometry | None = None
     """What the step `convolution` computes of the first two loads."""
     multiplied: Multiplied | None = None
-    """What the steps `product` compute."""
+    """What the step `product` computes."""
 
     @property
     def space(self) -> tuple[int, ...]:

@@ -48,6 +48,8 @@ _ALWAYS = (
     slices.slice_first,
     slices.batch_steps,
     slices.last_step_of_reverse,
+    products.activation_in_product,
+    products.join_linears,
     canonical.compose_views,
     canonical.strength_reduction,
 )

@@ -259,6 +259,88 @@ def _sum(editor: Editor, at: fx.Node, one: fx.Node, two: fx.Node) -> fx.Node | N
     return biases[0] if len(biases) == 1 else editor.call(at, aten.add.Tensor, *biases)
 
 
+@torch.compiler.disable  # type: ignore[misc]
+def one_below_another(*weights: torch.Tensor) -> torch.Tensor:
+    """Weights of linear operators as one tensor.
+
+    Parameters move into it, as those of `torch.nn.LSTM` move into its flat weights. They stay the objects that they are, and
+    what is written to one is read here; later calls copy nothing. Others, and parameters of which a gradient may be wanted
+    or whose memory they share with something else, are copied in each call.
+    """
+    first, end = weights[0], 0
+    if torch.is_grad_enabled() or any(type(weight) is not torch.nn.Parameter for weight in weights):
+        return torch.cat(weights)
+    places = [(weight.untyped_storage().data_ptr(), weight.storage_offset(), weight.is_contiguous()) for weight in weights]
+    for weight, place in zip(weights, places, strict=True):
+        if place != (places[0][0], places[0][1] + end, True):
+            break
+        end += weight.numel()
+    else:
+        return first.as_strided((sum(map(len, weights)), *first.shape[1:]), first.stride())
+    with torch.inference_mode(False), torch.no_grad():
+        whole = torch.cat(weights)
+        if all(weight.untyped_storage().nbytes() == weight.nbytes for weight in weights):
+            for weight, part in zip(weights, torch.split(whole, [len(weight) for weight in weights]), strict=True):
+                weight.data = part
+    return whole
+
+
+def join_linears(editor: Editor) -> int:
+    """Linear operators of one tensor, such as queries, keys and values, are one product, of which they are slices.
+
+    Conditions: numbers of 16 bits; the weights are parameters, each read by one of them; all have a bias, or none has. The
+    weights then lie one below another (`one_below_another`).
+    """
+    found: dict[tuple[object, ...], list[fx.Node]] = {}
+    for node in editor.nodes(aten.linear):
+        source, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
+        state = [item for item in (weight, bias) if item is not None]
+        is_live = all(item.op == "placeholder" and item.meta["role"] == "state" and len(item.users) == 1 for item in state)
+        if is_live and dtype(node) in (torch.float16, torch.bfloat16):
+            found.setdefault((source, bias is None), []).append(node)
+    groups = [members for members in found.values() if len(members) > 1]
+    start = editor.nodes()[0]
+    for members in groups:
+        # Made before everything else, they do not divide the graph that torch.compile sees.
+        names = ("weight", "bias") if argument(members[0], "bias") is not None else ("weight",)
+        whole = [editor.call(start, one_below_another, *(argument(node, name) for node in members)) for name in names]
+        joined = editor.call(members[0], aten.linear.default, members[0].args[0], *whole)
+        end = 0
+        for node in members:
+            begin, end = end, end + shape(node)[-1]
+            editor.replace(node, editor.call(node, aten.slice.Tensor, joined, len(shape(node)) - 1, begin, end))
+    return len(groups)
+
+
+@each(aten.relu, aten.gelu)
+def activation_in_product(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """ReLU, or GELU by tanh, of a linear operator or `addmm` is computed by the library's product.
+
+    Conditions: numbers of 16 bits; a bias is a vector; the product has no other reader than the activation, or a view.
+    """
+    view = read_once(node.args[0], aten.view, aten.reshape)
+    product = read_once(view.args[0] if view else node.args[0], aten.linear, aten.addmm)
+    by_tanh = is_call(node, aten.gelu)
+    if product is None or dtype(node) not in (torch.float16, torch.bfloat16):
+        return None
+    if by_tanh and argument(node, "approximate") != "tanh":
+        return None
+    if is_call(product, aten.linear):
+        left, right, bias = (argument(product, name) for name in ("input", "weight", "bias"))
+        right = editor.call(node, aten.t.default, right)
+    else:
+        bias, left, right = product.args[:3]
+        if product.kwargs:
+            return None
+    if bias is None:
+        bias = editor.call(node, aten.new_zeros.default, left, [shape(right)[1]])
+    if len(shape(bias)) != 1 or shape(bias) != shape(right)[1:] or len(shape(right)) != 2:
+        return None
+    rows = left if len(shape(left)) == 2 else editor.reshape(node, left, (-1, shape(left)[-1]))
+    result = editor.call(node, aten._addmm_activation.default, bias, rows, right, use_gelu=by_tanh)
+    return editor.reshape(node, result, shape(node))
+
+
 MASK_OPERATORS = named(TABLES["facts"]["make_masks"])
 
 
