@@ -152,6 +152,15 @@ class RecurrentPass(TemplatePass):
 
 
 @dataclass(frozen=True, slots=True)
+class ReluConvolutionPass(TemplatePass):
+    """Convolutions of 16 bits with the batch norm and ReLU that follow as one call of cuDNN."""
+
+    name: ClassVar[str] = "relu-convolution"
+    rank: ClassVar[int] = 35
+    template: ClassVar[CallTemplate[Any, Any]] = templates.RELU_CONVOLUTION
+
+
+@dataclass(frozen=True, slots=True)
 class FusionPass(RecipePass):
     """Groups of pointwise operators and reductions as kernels: C++ on a CPU, Triton on a GPU."""
 
@@ -253,7 +262,15 @@ class WrapperPass(RecipePass):
         return draft.record(self)
 
 
-PASSES: tuple[type[RecipePass], ...] = (RulesPass, ProductPass, AttentionPass, RecurrentPass, FusionPass, WrapperPass)
+PASSES: tuple[type[RecipePass], ...] = (
+    RulesPass,
+    ProductPass,
+    AttentionPass,
+    RecurrentPass,
+    ReluConvolutionPass,
+    FusionPass,
+    WrapperPass,
+)
 """All passes, by rank."""
 CUDA_GRAPH = WrapperPass("cuda-graph")
 

@@ -31,6 +31,7 @@ _ALWAYS = (
     products.reorder_product_chain,
     products.attention,
     products.wide_attention,
+    products.share_heads,
     products.rotate_before_transpose,
     affine.sink_constants,
     reductions.add_after_pool,

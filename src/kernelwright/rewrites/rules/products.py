@@ -33,6 +33,7 @@ from kernelwright.rewrites.rules.affine import CONVOLUTIONS, affine
 from kernelwright.rewrites.rules.base import each
 
 PRODUCTS = (aten.matmul, aten.mm, aten.bmm)
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 @each(aten.einsum)
@@ -296,7 +297,7 @@ def join_linears(editor: Editor) -> int:
         source, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
         state = [item for item in (weight, bias) if item is not None]
         is_live = all(item.op == "placeholder" and item.meta["role"] == "state" and len(item.users) == 1 for item in state)
-        if is_live and dtype(node) in (torch.float16, torch.bfloat16):
+        if is_live and dtype(node) in SIXTEEN_BITS:
             found.setdefault((source, bias is None), []).append(node)
     groups = [members for members in found.values() if len(members) > 1]
     start = editor.nodes()[0]
@@ -321,7 +322,7 @@ def activation_in_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     view = read_once(node.args[0], aten.view, aten.reshape)
     product = read_once(view.args[0] if view else node.args[0], aten.linear, aten.addmm)
     by_tanh = is_call(node, aten.gelu)
-    if product is None or dtype(node) not in (torch.float16, torch.bfloat16):
+    if product is None or dtype(node) not in SIXTEEN_BITS:
         return None
     if by_tanh and argument(node, "approximate") != "tanh":
         return None
@@ -374,6 +375,34 @@ def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
     if any(user.op == "output" for user in node.users) and _lies_heads_inside(cast(fx.Node, query), cast(fx.Node, values)):
         result = editor.call(node, heads_inside_on_gpu, result)
     return result if shape(result) == shape(node) else None
+
+
+@each(aten.scaled_dot_product_attention)
+def share_heads(editor: Editor, node: fx.Node) -> fx.Node | None:
+    """Attention to keys and values that are repeated for several queries' heads reads each of them once.
+
+    Conditions: four dimensions; numbers of 16 bits, for which PyTorch has such a kernel; each head of keys and values is
+    repeated for the same number of neighbouring heads.
+    """
+    query, *repeated = node.args[:3]
+    once = [_before_repeats(item) for item in repeated]
+    if argument(node, "enable_gqa") or dtype(node) not in SIXTEEN_BITS or not is_tensor(query) or len(once) < 2:
+        return None
+    key, values = once
+    if key is None or values is None or shape(key)[:2] != shape(values)[:2]:
+        return None
+    return editor.again(node, node, query, key, values, *node.args[3:], **node.kwargs, enable_gqa=True)
+
+
+def _before_repeats(item: Any) -> fx.Node | None:
+    """The tensor (batch, heads, length, width) whose heads a tensor repeats, each several times in a row."""
+    expanded = item.args[0] if is_call(item, aten.reshape, aten.view, aten._unsafe_view) else None
+    spread = expanded.args[0] if is_call(expanded, aten.expand) else None
+    if not is_call(spread, aten.unsqueeze) or int(argument(spread, "dim")) != 2 or len(shape(item)) != 4:
+        return None
+    source = cast(fx.Node, spread.args[0])
+    batch, heads, length, width = shape(source)
+    return source if shape(item) == (batch, heads * shape(expanded)[2], length, width) else None
 
 
 def _lies_heads_inside(query: fx.Node, values: fx.Node) -> bool:

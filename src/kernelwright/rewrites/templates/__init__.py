@@ -4,6 +4,7 @@ from kernelwright.rewrites.templates.attention import ATTENTION
 from kernelwright.rewrites.templates.base import CallTemplate, TemplateKernel, clash, replace
 from kernelwright.rewrites.templates.products import ONE_PASS
 from kernelwright.rewrites.templates.recurrent import RECURRENT
+from kernelwright.rewrites.templates.relu_convolution import RELU_CONVOLUTION
 from kernelwright.rewrites.templates.split_product import SPLIT_CUDA, SPLIT_TRITON
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "BY_TECHNIQUE",
     "PRODUCTS",
     "RECURRENT",
+    "RELU_CONVOLUTION",
     "SPLIT_CUDA",
     "SPLIT_TRITON",
     "CallTemplate",
@@ -21,5 +23,5 @@ __all__ = [
 
 PRODUCTS = (SPLIT_CUDA, SPLIT_TRITON, ONE_PASS)
 """Templates of float32 products, the quicker of two forms first."""
-BY_TECHNIQUE = {template.technique: template for template in (*PRODUCTS, ATTENTION, RECURRENT)}
+BY_TECHNIQUE = {template.technique: template for template in (*PRODUCTS, ATTENTION, RECURRENT, RELU_CONVOLUTION)}
 """Every template whose kernel is a function of its own, by the technique's name."""
