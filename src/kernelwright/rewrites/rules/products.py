@@ -396,8 +396,8 @@ def share_heads(editor: Editor, node: fx.Node) -> fx.Node | None:
 
 def _before_repeats(item: Any) -> fx.Node | None:
     """The tensor (batch, heads, length, width) whose heads a tensor repeats, each several times in a row."""
-    expanded = item.args[0] if is_call(item, aten.reshape, aten.view, aten._unsafe_view) else None
-    spread = expanded.args[0] if is_call(expanded, aten.expand) else None
+    expanded: Any = item.args[0] if is_call(item, aten.reshape, aten.view, aten._unsafe_view) else None
+    spread: Any = expanded.args[0] if is_call(expanded, aten.expand) else None
     if not is_call(spread, aten.unsqueeze) or int(argument(spread, "dim")) != 2 or len(shape(item)) != 4:
         return None
     source = cast(fx.Node, spread.args[0])
