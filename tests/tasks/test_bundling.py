@@ -25,6 +25,8 @@ CPU = torch.device("cpu")
 def test_libraries_that_a_text_imports_are_told_from_the_users_modules():
     names = imported_by("import os, no_such\nimport torch.nn as nn\nfrom kernelwright import tasks\nfrom . import beside")
     assert installed(names) == ["torch.nn", "kernelwright", "kernelwright.tasks"]
+    lazy = "import torch\nimport kernelwright\nmodel = kernelwright.Judge(torch.nn.Linear(1, 1).weight)"
+    assert imported_by(lazy) == ["torch", "kernelwright", "kernelwright.Judge"], "what a lazy module imports when asked"
 
 
 TASK = '''"""Scales rows."""

@@ -259,7 +259,7 @@ class Judge:
                 for side in sides:
                     stack.callback(ahead.end, side)
                 examiner = Examiner(trial, *sides)
-                check = check_candidate(examiner, ahead.begin)
+                check = check_candidate(examiner, functools.partial(ahead.begin, settings.processes_min))
             torch.cuda.empty_cache()  # float64 truths are large, and other judges share the device
             if findings.rejection is not None:
                 # Without a number to publish, one process triple tells whether `kernelbench` is kept in timed calls too.

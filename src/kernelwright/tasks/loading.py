@@ -145,14 +145,13 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed torch's generators; without a GPU, the default one alone.
+    """Seed torch's generators of the processor and of all GPUs.
 
-    There `torch.manual_seed` would write down the call stack for each kind of unused device: a millisecond or more.
+    `torch.manual_seed` writes down the call stack for each kind of device that is not in use: 0.2 ms or more.
     """
+    torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
 
 
 def device_is_full(error: BaseException) -> bool:

@@ -106,8 +106,15 @@ def installed(names: Collection[str]) -> list[str]:
 
 
 def imported_by(source: str) -> list[str]:
-    """Names of modules that a task's text may import; some are names in modules."""
-    return [*_imported(parsed(source, "a task"), "")]
+    """Names of modules that a task's text may import; some are names in modules, which may be imported when asked for.
+
+    Of PyTorch the modules alone: every process has imported it.
+    """
+    tree = parsed(source, "a task")
+    names = [*_imported(tree, "")]
+    tops = {*names} - {"torch"}
+    pairs = [(node.value, node.attr) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [*names, *(f"{owner.id}.{name}" for owner, name in pairs if isinstance(owner, ast.Name) and owner.id in tops)]
 
 
 # --- modules beside a task's file -------------------------------------------------------------------------------------

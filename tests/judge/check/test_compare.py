@@ -16,6 +16,7 @@ from kernelwright.judge.check.compare import (
     Distance,
     VacuityGate,
     calibrate,
+    calls_apart,
     distance,
     farthest,
     lower_precisions,
@@ -98,6 +99,20 @@ def test_numbers_of_a_distance_by_hand():
     size = math.sqrt(25 / 4)
     assert found.rms == pytest.approx(math.sqrt(1 / 4) / size)
     assert found.worst == pytest.approx(1.0 / (4.0 + math.sqrt(25 / 2) + 1e-3 * size))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 7), (4, 1), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_calls_that_are_compared_together_are_as_far_as_each_alone(shape, dtype):
+    wanted = [(torch.randn(shape) * 8 * scale).to(dtype) for scale in (1.0, 0.0, 1e3, 1e30)]
+    found = [one + (torch.rand(shape) < 0.5) for one in wanted]
+    found[2], wanted[2] = found[2].clone(), wanted[2].clone()
+    if dtype is torch.float32:
+        found[2].view(-1)[0], wanted[2].view(-1)[0] = math.nan, math.inf
+    together = calls_apart([[one] for one in found], [[one] for one in wanted])
+    for mine, theirs, both in zip(found, wanted, together, strict=True):
+        alone = distance(mine, theirs)
+        assert (both.rms, both.worst, both.differing) == pytest.approx((alone.rms, alone.worst, alone.differing), rel=1e-12)
 
 
 def test_a_scalar_and_an_all_zero_truth_have_a_distance_too():

@@ -74,6 +74,20 @@ def test_what_has_begun_is_taken_and_serves_the_evaluations_gate(starts):
     assert [starts.sides[0][name].closed for name in SIDES] == [1, 0, 0], "what nobody wants is ended"
 
 
+def test_two_triples_start_ahead_at_most_and_one_where_the_weights_are_large(starts):
+    ahead, heavy = SidesAhead(FakeTrial(), is_on=True), FakeTrial()
+    ahead.begin(3)
+    assert ahead.take(FakeTrial(), SIDES)["null"] is starts.sides[0]["null"], "in their order"
+    ahead.begin(1)
+    ahead.close()
+    assert [len(starts.names), *(side.closed for side in starts.sides[1].values())] == [2, 1, 1, 1]
+    heavy.facts.shapes.state_bytes = LARGE_BYTES // 2 + 1
+    ahead = SidesAhead(heavy, is_on=True)
+    ahead.begin(3)
+    ahead.close()
+    assert len(starts.names) == 3
+
+
 def test_what_nobody_took_is_ended(starts):
     ahead = SidesAhead(trial := FakeTrial(), is_on=True)
     ahead.begin()

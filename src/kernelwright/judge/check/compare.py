@@ -7,6 +7,7 @@ that the next lower precision would make, so that a candidate may sum in another
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,10 @@ _LOWER_MANTISSA_BITS = {"float64": (23,), "float32": (TF32_MANTISSA_BITS, 7), "f
 """Explicit mantissa bits of the precisions below: float32; TF32 and then bfloat16; fp8 e4m3."""
 LEGAL_ERRORS = 4.0
 """Distance allowed between two results, in errors of legal rounding: each has one, and twice the other's. Our choice."""
+
+
+_TOGETHER = 1 << 22
+"""Elements of several calls that are compared at once. Our choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +105,21 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     if truth.is_complex():
         return distance(*(torch.view_as_real(part.to(torch.complex128).resolve_conj()) for part in (actual, truth)))
     # One answer for all: to wait for a GPU that many processes share takes longer than the arithmetic.
-    rms, worst, size = torch.stack(_relative(actual, truth)).tolist()
+    return _found(actual, truth, *torch.stack(_relative(actual, truth)).tolist())
+
+
+def distances(actual: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> list[Distance]:
+    """Distance of each tensor from its own truth, of one shape; those of small real tensors by one question for all."""
+    first = truth[0]
+    together = len(truth) > 1 and 0 < first.numel() * len(truth) <= _TOGETHER
+    if not (together and first.dim() and first.is_floating_point()):
+        return [*map(distance, actual, truth)]
+    found = torch.stack(_relative(torch.stack([*actual]), torch.stack([*truth]), each=True), dim=1).tolist()
+    return [_found(mine, theirs, *numbers) for mine, theirs, numbers in zip(actual, truth, found, strict=True)]
+
+
+def _found(actual: torch.Tensor, truth: torch.Tensor, rms: float, worst: float, size: float) -> Distance:
+    """The distance by the numbers of `_relative`."""
     if not math.isfinite(size):
         infinite = torch.isinf(truth)
         if infinite.any():
@@ -112,27 +131,33 @@ def distance(actual: torch.Tensor, truth: torch.Tensor) -> Distance:
     return INFINITELY_FAR if math.isnan(rms) or math.isnan(worst) else Distance(rms, worst)
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _relative(
+    found: torch.Tensor, expected: torch.Tensor, *, each: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The two numbers of a `Distance` and the root mean square of what was expected, where the tensors are. In place where
-    a tensor is ours: this is most of what a judge computes itself."""
-    along = max((index for index, length in enumerate(expected.shape) if length > 1), default=0)
+    a tensor is ours: this is most of what a judge computes itself. With `each`, those of each entry of the first dimension.
+    """
+    first = int(each)
+    elements = expected.numel() // (len(expected) if each else 1)
+    along = max((index for index, length in enumerate(expected.shape) if length > 1 and index > first), default=first)
+    every, column = tuple(range(first, expected.dim())), (-1, *[1] * (expected.dim() - 1)) if each else ()
     pairs = list(zip(parts(found), parts(expected), strict=True))
-    if along > 0:
+    if along > first:
         rows = [theirs.double().square().mean(dim=along, keepdim=True) for _, theirs in pairs]
-        size = (torch.stack([row.sum() for row in rows]).sum() / sum(row.numel() for row in rows)).sqrt()
+        size = (torch.stack([row.sum(every) for row in rows]).sum(0) * (expected.shape[along] / elements)).sqrt()
         rows = [row.sqrt_() for row in rows]
     else:  # a row is all there is
-        size = (torch.stack([theirs.double().square().sum() for _, theirs in pairs]).sum() / expected.numel()).sqrt()
-        rows = [size] * len(pairs)
+        size = (torch.stack([theirs.double().square().sum(every) for _, theirs in pairs]).sum(0) / elements).sqrt()
+        rows = [size.view(column)] * len(pairs)
     # Where nothing but zeros is wanted there is no size: then both numbers are the error itself.
-    scale, least = torch.where(size > 0, size, 1.0), torch.where(size > 0, 1e-3 * size, 1.0)
+    scale, least = torch.where(size > 0, size, 1.0), torch.where(size > 0, 1e-3 * size, 1.0).view(column)
     sums, largest = [], []
     for (mine, theirs), row in zip(pairs, rows, strict=True):
         exact = theirs.double()
         error = (mine.double() - exact).abs_()
-        largest.append((error / exact.abs().add_(row).add_(least)).max())
-        sums.append(error.square_().sum())
-    return (torch.stack(sums).sum() / expected.numel()).sqrt() / scale, torch.stack(largest).max(), size
+        largest.append((error / exact.abs().add_(row).add_(least)).amax(every))
+        sums.append(error.square_().sum(every))
+    return (torch.stack(sums).sum(0) / elements).sqrt() / scale, torch.stack(largest).amax(0), size
 
 
 def farthest(distances: Sequence[Distance]) -> Distance:
@@ -142,7 +167,14 @@ def farthest(distances: Sequence[Distance]) -> Distance:
 
 def apart(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Distance:
     """Distance of one call's outputs from another's, output by output."""
-    return of_outputs([distance(a, b) for a, b in zip(outputs, wanted, strict=True)])
+    return calls_apart([outputs], [wanted])[0]
+
+
+def calls_apart(calls: Sequence[Sequence[torch.Tensor]], wanted: Sequence[Sequence[torch.Tensor]]) -> list[Distance]:
+    """Distance of the outputs of each of several calls from those of another call."""
+    by_output = [zip(*outputs, strict=True) for outputs in (calls, wanted)]
+    found = [*itertools.starmap(distances, zip(*by_output, strict=True))]
+    return [of_outputs([one[call] for one in found]) for call in range(len(calls))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -271,22 +272,30 @@ class ForkLoop:
             importlib.import_module("torch._inductor.cpu_vec_isa").pick_vec_isa()
 
     def import_modules(self, names: Sequence[str]) -> None:
-        """Import modules; one that is not there is left to the workers, as is one whose import fails."""
+        """Import modules, and what modules import when a name in them is asked for.
+
+        One that is not there is left to the workers, as is one whose import fails.
+        """
         from kernelwright.judge.worker import inspection
 
         left_out = json.loads(os.environ.get(_LEFT_OUT, "[]"))
         if not (names := [name for name in names if name not in left_out]):
             return
-        before = open_gpu_files(), threading.active_count()
+        before, loaded = (open_gpu_files(), threading.active_count()), len(sys.modules)
         for name in names:
             with contextlib.suppress(Exception):
-                importlib.import_module(name)
+                try:
+                    importlib.import_module(name)
+                except ModuleNotFoundError:
+                    pkgutil.resolve_name(name)
         if any(now > earlier for now, earlier in zip((open_gpu_files(), threading.active_count()), before, strict=True)):
             # Forks of a process that has begun to use a GPU cannot use it, and lack threads. So begin anew; there is no
             # worker yet.
             os.environ |= {_IMPORTED: json.dumps(self._imported), _LEFT_OUT: json.dumps([*left_out, *names])}
             os.execv(sys.executable, sys.orig_argv)
         self._imported += names
+        if len(sys.modules) == loaded:
+            return
         inspection.library.cache_clear()
         inspection.library()
         gc.collect()

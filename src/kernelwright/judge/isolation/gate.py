@@ -24,6 +24,8 @@ _PROBES, _BUSY_US = 5, 500.0
 """Empty launches that tell whether a GPU is at work for other processes, and their median above which it is: each then waits
 for a time slice, which lasts about 2 ms. Our choice."""
 _PROBE_S = 0.01
+_BRIEF_S, _OPERATORS_MAX = 5e-4, 16
+"""Work that is waited for up to which the judge's next operators run together, and how many at most. Our choice."""
 _ENDING_S = 2.0
 """Time in which the driver ends the work of a process that was killed. Our choice."""
 
@@ -73,6 +75,8 @@ class DeviceGate:
         """Lock of the block of code that shares the device with others."""
         self._requests = 0
         """Requests of that block that have locks of their own."""
+        self._together, self._left = 1, 1
+        """Operators of the judge's own that run without a look whether others wait, and those that are left of them."""
         self._mutex = threading.Lock()
         """Guards the two fields above: sides of a process triple are asked in parallel."""
         self.workers: list[Stoppable] = []
@@ -126,11 +130,17 @@ class DeviceGate:
         """Let others measure now, in the midst of a block that shares the device; returns at once where none waits.
 
         For long work of the judge's own, which nobody can stop: all who came after the one that waited for it waited too.
+        On a GPU short operators are waited for together: to wait for each takes longer than they do.
         """
-        if self._shared is None or self._requests:
+        self._left -= 1
+        if self._shared is None or self._requests or self._left > 0:
             return
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # each time: what is queued would be waited for, too
+            start_s = time.perf_counter()
+            torch.cuda.synchronize(self._device)  # what is queued would be waited for, too
+            is_brief = time.perf_counter() - start_s < _BRIEF_S
+            self._together = min(2 * self._together, _OPERATORS_MAX) if is_brief else 1
+        self._left = self._together
         if not self._is_wanted():
             return
         fcntl.flock(self._shared, fcntl.LOCK_UN)

@@ -84,8 +84,8 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-KEPT = 5
-"""Processes kept of each kind: one evaluation uses one for its checks, two for timing, and starts the next two meanwhile."""
+KEPT = 7
+"""Processes kept of each kind: an evaluation uses one for its checks, two for timing, and starts the next four meanwhile."""
 
 
 class Workers:

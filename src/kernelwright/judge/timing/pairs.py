@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,9 +80,9 @@ class PairedTiming:
         self._flush = flush
         self._progress = progress
         self._triple_kind = triple_kind
-        self._ahead = ahead
-        self._goes_on = False
-        """Whether another process triple is likely to follow the present one."""
+        self._ahead = ahead or SidesAhead(trial, is_on=False)
+        self._following = 0
+        """Number of process triples that are likely to follow the present one."""
         found = trial.findings.checks.get("sets", {})
         telling = [one for one in check.tolerances if found.get(one.name, {}).get("calibrated")]
         self._odd = OddInputs([*check.tolerances], trial.settings, telling)
@@ -107,10 +106,10 @@ class PairedTiming:
         while True:
             given = {} if triples or checked is None else checked
             spent = False
-            # Whether another triple follows is known before the least number, and likely while the interval is wide.
+            # The least number follows whatever is found, and all where the interval is wide, most likely.
             wide = found is not None and found.speedup.half_width > _WIDE * settings.target_half_width
-            goes_on = (wide and not settings.until_certain) or len(triples) + 1 < settings.processes_min
-            self._goes_on = goes_on and len(triples) + 1 < settings.processes_max
+            most = settings.processes_max if wide and not settings.until_certain else settings.processes_min
+            self._following = most - len(triples) - 1
             try:
                 triples.append(self.triple(len(triples), given, against_truth=len(triples) == truth_at))
             except WorkerError as failure:
@@ -124,13 +123,12 @@ class PairedTiming:
             if self._progress is not None:
                 self._progress(f"timing: {process} of at most {max(process, settings.processes_max)} process triples")
             if process < settings.processes_min and not spent:
+                found = self._score(triples, MISS_PROBABILITY) if process > 1 else None
                 continue
             # What ends here whatever was seen may miss with all of the probability that is left.
             last = spent or process >= settings.processes_max or trial.gate.held_s - before_s >= _LONG_S
-            scoring = Scoring(miss_probability=left if last else early)
+            found = self._score(triples, left if last else early)
             left = left if last else left - early
-            blocks = [self._without_left_out(block) for one in triples for block in one.blocks]
-            found = score(blocks, [one.series for one in triples], scoring)
             if not (last or tells_enough(found, settings, process)):
                 continue
             try:
@@ -151,15 +149,12 @@ class PairedTiming:
         phase = functools.partial(counted, trial.findings.phases_s)
         with phase("starts"):
             names = (*SIDES, *(name for name in self._alongside if not trial.is_left_out(name)))
-            start = start_sides if self._ahead is None else self._ahead.take
-            sides = start(trial, [name for name in names if name not in given])
+            sides = self._ahead.take(trial, [name for name in names if name not in given])
             for name, side in sides.items():
                 side.is_read = name != "null"
                 side.is_read_in_place = name != "candidate" and trial.facts.shapes.is_large
             sides |= given
-        if self._goes_on and self._ahead is not None:
-            self._ahead.begin()
-        end = operator.methodcaller("close") if self._ahead is None else self._ahead.end
+        self._ahead.begin(self._following)
         try:
             run = self._triple_kind(trial, self._check, sides, self._flush)
             with phase("first calls"), trial.gate(shared=True):
@@ -184,14 +179,18 @@ class PairedTiming:
                     run.verify_held()
                     run.verify_buffers()
                 found = run.finish(process)
-            end(sides.pop("null"))  # it has nothing to show any more, and memory that others want
+            self._ahead.end(sides.pop("null"))  # it has nothing to show any more, and memory that others want
             with phase("process"), trial.gate(shared=True):  # measures nothing
                 run.verify_process(against_truth)
             return found
         finally:
             for name, side in sides.items():
                 if name not in given:
-                    end(side)
+                    self._ahead.end(side)
+
+    def _score(self, triples: Sequence[TripleClocks], miss_probability: float) -> Score:
+        blocks = [self._without_left_out(block) for one in triples for block in one.blocks]
+        return score(blocks, [one.series for one in triples], Scoring(miss_probability=miss_probability))
 
     def _without_left_out(self, block: TimingBlock) -> TimingBlock:
         kept = {name: us for name, us in block.alongside_us.items() if not self._trial.is_left_out(name)}
@@ -282,7 +281,9 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
 _LOOK_S = 0.05
 """Time between two looks whether sides have started that nobody waits for any more."""
 _ENDING_MAX = 8
-"""Sides that end at once, beside the start of three."""
+"""Sides that end at once, beside the starts of others."""
+_AHEAD_MAX = 2
+"""Process triples that start beside the present one: a model that takes seconds to construct takes longer than a triple."""
 
 
 class SidesAhead:
@@ -293,19 +294,20 @@ class SidesAhead:
     """
 
     def __init__(self, trial: Trial, *, is_on: bool) -> None:
-        self._trial = trial
-        # Where memory suffices for two triples.
-        self._is_on = is_on and not (trial.facts.shapes.is_large or trial.facts.shapes.state_bytes > LARGE_BYTES)
-        self._threads = ThreadPoolExecutor(_ENDING_MAX + 1)
-        self._started: Future[dict[str, Side]] | None = None
-        if self._is_on:
+        self._trial, self._most = trial, 0
+        """Process triples for which memory suffices beside the present one."""
+        if is_on and not trial.facts.shapes.is_large:
+            self._most = min(_AHEAD_MAX, LARGE_BYTES // max(1, trial.facts.shapes.state_bytes))
+        self._threads = ThreadPoolExecutor(_ENDING_MAX + _AHEAD_MAX)
+        self._started: list[Future[dict[str, Side]]] = []
+        if self._most:
             # Of its own: requests of sides that start may not give the device away while the judge itself uses it.
             self._gate = DeviceGate(trial.facts.device)
 
-    def begin(self) -> None:
-        """Start the sides of a process triple, if none wait."""
-        if self._is_on and self._started is None:
-            self._started = self._threads.submit(start_sides, replace(self._trial, gate=self._gate), SIDES)
+    def begin(self, triples: int = 1) -> None:
+        """Start the sides of process triples until so many wait, or as many as may."""
+        while len(self._started) < min(triples, self._most):
+            self._started.append(self._threads.submit(start_sides, replace(self._trial, gate=self._gate), SIDES))
 
     def take(self, trial: Trial, names: Sequence[str]) -> dict[str, Side]:
         """Sides for a trial; what has not begun starts now. Raises as `start_sides`."""
@@ -323,10 +325,9 @@ class SidesAhead:
             raise
 
     def _waited_for(self) -> dict[str, Side]:
-        """Sides whose start had begun; none where memory did not suffice for them beside another triple."""
-        started, self._started = self._started, None
+        """Sides of the triple whose start began first; none where memory did not suffice for them beside another triple."""
         try:
-            return {} if started is None else {**started.result()}
+            return {**self._started.pop(0).result()} if self._started else {}
         except DeviceError:
             return {}
         except WorkerError as failure:
@@ -336,7 +337,7 @@ class SidesAhead:
 
     def end(self, side: Side) -> None:
         """End a side."""
-        if not self._is_on:
+        if not self._most:
             side.close()
             return
         side.serve(self._gate)
@@ -345,10 +346,11 @@ class SidesAhead:
     def close(self) -> None:
         """End what has begun, and wait for what is ending."""
         with counted(self._trial.findings.phases_s, "ends"):
-            while self._started is not None and wait([self._started], _LOOK_S).not_done:
+            while wait(self._started, _LOOK_S).not_done:
                 for worker in [*self._gate.workers]:
                     worker.abandon()
-            with contextlib.suppress(RejectionError, WorkerError):  # nobody asks any more
-                for side in self._waited_for().values():
-                    self.end(side)
+            while self._started:
+                with contextlib.suppress(RejectionError, WorkerError):  # nobody asks any more
+                    for side in self._waited_for().values():
+                        self.end(side)
             self._threads.shutdown()

@@ -16,7 +16,6 @@ from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.findings import CheckFindings, Demands
 from kernelwright.judge.check.trial import Trial
-from kernelwright.judge.isolation.side import CallOutput
 from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
@@ -116,7 +115,7 @@ def measure(trial: Trial, flush: CacheFlush) -> tuple[TimingBlock, ...]:
 class _WithoutCandidate(ProcessTriple):
     """A process triple whose candidate is eager, which nobody needs to check."""
 
-    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Any = None) -> None:
+    def _compare(self, *calls: Any, **how: Any) -> None:
         pass
 
     def _reject_idle_work(self, ran_us: float) -> None:

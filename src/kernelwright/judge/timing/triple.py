@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import median
@@ -23,9 +23,9 @@ import torch
 
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
-from kernelwright.judge.check.compare import Distance, apart
+from kernelwright.judge.check.compare import Distance, apart, calls_apart
 from kernelwright.judge.check.findings import RejectionError, held_findings
-from kernelwright.judge.check.oracle import Inputs, Outputs, State
+from kernelwright.judge.check.oracle import Inputs, Outputs
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import moved_buffer_findings
 from kernelwright.judge.isolation.process import WorkerError
@@ -184,7 +184,7 @@ class ProcessTriple:
         for name in layouts:
             with forgiving(self._trial, name):
                 answers[name] = calls.pop(name).result()  # as in `start_sides`
-        self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
+        self._compare([answers["reference"]], [answers["candidate"]], [inputs], again if hold else None)
         self._compare_alongside(answers, inputs)
         if answers["candidate"].clocks.outer_us > ALONE_LIMIT_S / 2 * 1e6:  # it compiles, and may for each layout of inputs
             self.odd_inputs([one for one in self._check.tolerances if one.layout])
@@ -256,7 +256,7 @@ class ProcessTriple:
             if keep:
                 self.samples[name].clocks.append(answer.clocks)
                 self.samples[name].quiet_us += quiet_us
-        self._compare(answers["reference"], answers["candidate"], inputs, again if hold else None)
+        self._compare([answers["reference"]], [answers["candidate"]], [inputs], again if hold else None)
         if not keep:
             self._compare_alongside(answers, inputs)
 
@@ -270,17 +270,36 @@ class ProcessTriple:
             if (failed := self._answers.failure(answers[name], answers["reference"], inputs)) is not None:
                 self._trial.leave_out(name, failed.reason, failed.detail)
 
-    def _compare(self, reference: CallOutput, candidate: CallOutput, inputs: list[Any], held: Inputs | None = None) -> None:
-        self._trial.check_form(reference, candidate)
-        self.expect_near(candidate, reference, "a timed call's output", self._check.timed_tolerance, inputs)
+    def _compare(
+        self,
+        references: Sequence[CallOutput],
+        candidates: Sequence[CallOutput],
+        draws: Sequence[list[Any]],
+        held: Inputs | None = None,
+    ) -> None:
+        """Compare timed calls on the same inputs; `held` draws those of the only one once more."""
+        found = calls_apart([one.outputs for one in candidates], [one.outputs for one in references])
+        for reference, candidate, inputs, distance in zip(references, candidates, draws, found, strict=True):
+            self._trial.check_form(reference, candidate)
+            allowed = self._check.timed_tolerance
+            self.expect_near(candidate, reference, "a timed call's output", allowed, inputs, distance)
         if held:
             again = self._trial.facts.redraws and not self._trial.facts.has_buffers
             self.held_call = held, candidate.outputs, [] if again else [one.clone() for one in reference.outputs]
 
-    def expect_near(self, mine: CallOutput, theirs: CallOutput, what: str, allowed: Distance, inputs: list[Any]) -> None:
-        """Reject an output too far from the reference\'s, unless it is right by the truth."""
-        if (far := _far(self._check, inputs, theirs.outputs, mine.outputs, allowed)) is not None:
-            raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {far}")
+    def expect_near(
+        self,
+        mine: CallOutput,
+        theirs: CallOutput,
+        what: str,
+        allowed: Distance,
+        inputs: list[Any],
+        found: Distance | None = None,
+    ) -> None:
+        """Reject an output too far (`found`, if known) from the reference\'s, unless it is right by the truth."""
+        found = found or apart(mine.outputs, theirs.outputs)
+        if not found.within(allowed) and not self._check.bounds.settles(inputs, theirs.outputs, mine.outputs):
+            raise RejectionError(Reason.TIMED_OUTPUT_WRONG, f"{what} is {found} from the reference's; allowed {allowed}")
 
     def audit(self) -> None:
         """Call in series under one request each: the clock of a single one has the noise of a GPU's switching contexts."""
@@ -298,9 +317,8 @@ class ProcessTriple:
                 answers[name], taken = self.sides[name].series(draws, seeds)
                 mean = replace(taken, inner_us=taken.inner_us / count, outer_us=taken.outer_us / count)
                 self.samples[name].series.append(mean)
-            for reference, candidate, inputs in zip(answers["reference"], answers["candidate"], draws, strict=True):
-                self._compare(reference, candidate, inputs)
-            del draws, answers, reference, candidate, inputs  # they may be large, and the next are drawn now
+            self._compare(answers["reference"], answers["candidate"], draws)
+            del draws, answers  # they may be large, and the next are drawn now
 
     def _series_calls(self) -> int:
         """Calls of one series: long calls drown the noise by themselves; only short ones need company."""
@@ -373,8 +391,10 @@ class ProcessTriple:
         )
         if has_nan(wanted):
             return None  # these weights lie outside the task's domain
-        far = _far(self._check, inputs, wanted, outputs, self._check.timed_tolerance, state)
-        return None if far is None else f"the output is {far}"
+        found, allowed = apart(outputs, wanted), self._check.timed_tolerance
+        if found.within(allowed) or self._check.bounds.settles(inputs, wanted, outputs, state):
+            return None
+        return f"the output is {found} from the reference's; allowed {allowed}"
 
     def finish(self, process: int) -> TripleClocks:
         """Clocks of all calls; raises RejectionError where the candidate worked between calls or after them."""
@@ -388,13 +408,3 @@ class ProcessTriple:
     def _reject_idle_work(self, ran_us: float) -> None:
         helpers_us = self.sides["candidate"].worker.helpers_cpu_us() - self._helpers_us
         clocks.reject_idle_work(self.samples, helpers_us, ran_us, self._trial.settings.idle_limit_us)
-
-
-def _far(
-    check: CheckResult, inputs: list[Any], wanted: Outputs, outputs: Outputs, allowed: Distance, state: State | None = None
-) -> str | None:
-    """Distance of outputs from the reference's (`wanted`), in words; None where that is allowed, or right by the truth."""
-    found = apart(outputs, wanted)
-    if found.within(allowed) or check.bounds.settles(inputs, wanted, outputs, state):
-        return None
-    return f"{found} from the reference's; allowed {allowed}"
