@@ -15,7 +15,7 @@ from kernelwright.errors import CandidateError, TaskError, UsageError
 from kernelwright.execution.work import Executor
 from kernelwright.judge import Judge, Settings
 from kernelwright.records import Candidate, Evaluation, Task
-from kernelwright.records.decisions import JUDGED
+from kernelwright.records.decisions import JUDGED, OWN_POLICY
 from kernelwright.records.policy import Policy
 from kernelwright.search.bench import BenchEvent, BenchResult
 from kernelwright.search.bench import bench as run_bench
@@ -180,9 +180,10 @@ def optimize(
         raise UsageError(f"Wanted a budget of at least one proposal; found {budget}.")
     if judged < 1:
         raise UsageError(f"Wanted at least one candidate for the judge; found {judged}.")
+    chosen = policy_named(policy) if isinstance(policy, str) else policy
     search = partial(
         run_search,
-        policy=policy_named(policy) if isinstance(policy, str) else policy,
+        policy=chosen,
         budget=budget,
         judged=judged,
         settings=settings,
@@ -192,7 +193,8 @@ def optimize(
         baselines=baselines,
     )
     if not isinstance(task, Task | str | Path):
-        return optimize_model(task, example_inputs, device=device, out=Path(out), search=search)
+        splits = chosen.name == OWN_POLICY and (settings is None or settings.timed)
+        return optimize_model(task, example_inputs, device=device, out=Path(out), search=search, splits=splits)
     if example_inputs is not None:
         raise UsageError("Wanted a model beside example_inputs; found a task, which draws its own. Leave them out.")
     return search(_task(task), device=device, out=Path(out))

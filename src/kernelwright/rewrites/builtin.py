@@ -21,6 +21,7 @@ from kernelwright.rewrites.passes import (
     CUDA_GRAPH,
     GRAPH_OF,
     PASSES,
+    BlocksPass,
     FusionPass,
     RulesPass,
     WrapperPass,
@@ -29,7 +30,7 @@ from kernelwright.rewrites.passes import (
     stored_recipe,
     with_graph,
 )
-from kernelwright.rewrites.recipes import Recipe, TaskContext
+from kernelwright.rewrites.recipes import Recipe, SearchedBlock, TaskContext
 
 _LOOKS_FASTER = 1.02
 """Estimate above which variants of a candidate are worth a look. Our choice."""
@@ -49,23 +50,24 @@ class BuiltinPolicy:
 
     Args:
         order: Gains expected of them on a GPU; None for the order in use.
+        blocks: Equal submodules of the task's model of which one was searched; what was found there is all that is tried.
     """
 
     name = OWN_POLICY
     look: Look = "screened"
 
-    def __init__(self, order: Order | None = None) -> None:
+    def __init__(self, order: Order | None = None, blocks: Sequence[SearchedBlock] = ()) -> None:
         self._tasks: dict[tuple[str, str], TaskContext] = {}
-        self._order = order
+        self._order, self._blocks = order, blocks
 
     def propose(self, context: Context, count: int) -> list[Candidate]:
         """The next candidates of the plan that the history does not have."""
         key = (context.task.sha256, context.device)
         if key not in self._tasks:
-            self._tasks[key] = TaskContext.open(context.task, context.device)
+            self._tasks[key] = TaskContext.open(context.task, context.device, self._blocks)
         task = self._tasks[key]
         proposals = self._unseen(task, context)
-        if not task.on_gpu:  # the searches that the order is learnt from were on GPUs
+        if not task.on_gpu or task.blocks:  # the searches that the order is learnt from were on GPUs
             return list(itertools.islice(proposals, count))
         order = self._order or order_in_use()
         best_first = sorted(proposals, key=lambda candidate: -order.gain(candidate.techniques, task.place))
@@ -101,7 +103,7 @@ def _is_late(task: TaskContext, candidate: Candidate) -> tuple[bool, bool]:
 
 def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | None]]:
     """All recipes for a task after a history, each with the hash of the candidate that it is derived from."""
-    for recipe in first_recipes(task):
+    for recipe in _of_blocks(task) if task.blocks else first_recipes(task):
         yield recipe, None
     # Calls of microseconds are launches; which copies to save is known once a graph is known to help.
     looks: tuple[Screened | Evaluation, ...] = (*context.screened, *context.history)
@@ -110,11 +112,28 @@ def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | N
     captured = [(recipe, sha256) for recipe, sha256 in short if _wrapper_of(recipe) in wrappers.DIRECT]
     for recipe, sha256 in captured[:_DIRECT]:
         yield recipe.plus(WrapperPass(wrappers.DIRECT[_wrapper_of(recipe)])), sha256
+    if task.blocks:
+        return
     for recipe in _without_graph(task, looks):
         yield recipe, None
     for recipe, sha256 in _best(task, context):
         for derived in _derived(task, recipe):
             yield derived, sha256
+
+
+def _of_blocks(task: TaskContext) -> Iterator[Recipe]:
+    """Recipes that the search of one of equal submodules has found for all of them, the best of them for the whole's graph,
+    which fuses across their ends, and wrappers alone."""
+    blocks = [block for block in task.searched if block.paths in task.blocks and block.recipes]
+    paths = tuple(block.paths for block in blocks)
+    for place in range(max((len(block.recipes) for block in blocks), default=0)):
+        chosen = tuple(block.recipes[min(place, len(block.recipes) - 1)] for block in blocks)
+        carried = Recipe((BlocksPass(paths, chosen),))
+        yield from with_graph(carried) if task.on_gpu else (carried,)
+    for recipe in max(blocks, key=lambda block: block.calls).recipes[:1] if blocks else ():
+        yield from with_graph(recipe) if task.on_gpu else (recipe,)
+    for kind in wrappers.ON_CUDA[:2] if task.on_gpu else wrappers.ON_ANY_DEVICE:
+        yield Recipe((WrapperPass(kind),))
 
 
 def first_recipes(task: TaskContext) -> Iterator[Recipe]:

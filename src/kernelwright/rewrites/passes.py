@@ -26,7 +26,52 @@ GRAPH_OF = {
     "compile-cudnn": "compile-cudnn-cuda-graph",
 }
 """Wrappers and the same with a graph."""
+EQUAL_LAYERS = "equal-layers"
+"""Technique of candidates whose equal submodules run what the search of one of them found."""
 _CONVOLUTIONS = (*CONVOLUTIONS_2D, aten.conv1d, aten.conv3d, aten.conv_transpose1d, aten.conv_transpose3d)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPass(RecipePass):
+    """Equal submodules, such as a model's layers, by the recipe of the one that was searched for all; the rest stays."""
+
+    name: ClassVar[str] = "blocks"
+    rank: ClassVar[int] = -10
+    is_opaque: ClassVar[bool] = True
+
+    paths: tuple[tuple[str, ...], ...] = ()
+    """Places of the submodules of each kind in the model."""
+    recipes: tuple[Recipe, ...] = ()
+    """The recipe of each kind."""
+
+    def knobs(self) -> dict[str, Any]:
+        """The knobs as JSON has them."""
+        return {
+            "paths": [list(paths) for paths in self.paths],
+            "recipes": [[list(step) for step in recipe.stored] for recipe in self.recipes],
+        }
+
+    @classmethod
+    def of_knobs(cls, knobs: dict[str, Any]) -> Self:
+        """The pass with knobs as JSON has them."""
+        return cls(tuple(map(tuple, knobs["paths"])), tuple(map(stored_recipe, knobs["recipes"])))
+
+    def suits(self, task: TaskContext) -> bool:
+        """False where such submodules were not searched."""
+        return task.blocks.keys() >= set(self.paths)
+
+    def apply(self, draft: Draft) -> bool:
+        """Rewrite one submodule of each kind."""
+        parts = [Draft(draft.task.block(paths)) for paths in self.paths]
+        for part, recipe in zip(parts, self.recipes, strict=True):
+            if not all(step.suits(part.task) and step.apply(part) for step in recipe.passes):
+                return False
+        first, *others = (draft.task.blocks[paths] for paths in self.paths)
+        draft.parts = replace(first, others=tuple(others))
+        draft.graphs = tuple(graph for part in parts for graph in part.operators())
+        techniques = [technique for part in parts for technique in part.techniques]
+        effect = BlocksPass(self.paths, tuple(Recipe(tuple(part.effect)) for part in parts))
+        return bool(techniques) and draft.record(effect, EQUAL_LAYERS, *techniques)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +308,7 @@ class WrapperPass(RecipePass):
 
 
 PASSES: tuple[type[RecipePass], ...] = (
+    BlocksPass,
     RulesPass,
     ProductPass,
     AttentionPass,
@@ -281,16 +327,11 @@ def with_graph(recipe: Recipe) -> Iterator[Recipe]:
     yield recipe.plus(CUDA_GRAPH)
 
 
-def stored_recipe(stored: StoredPasses) -> Recipe:
+def stored_recipe(stored: StoredPasses | Sequence[Any]) -> Recipe:
     """The recipe of a record's passes; those that this version does not know are left out."""
     known = {kind.name: kind for kind in PASSES}
     steps = ((known[name], knobs) for name, knobs in stored if name in known)
-    return Recipe(
-        tuple(
-            kind(**{knob: tuple(value) if isinstance(value, list) else value for knob, value in knobs.items()})
-            for kind, knobs in steps
-        )
-    )
+    return Recipe(tuple(kind.of_knobs(knobs) for kind, knobs in steps))
 
 
 def alternatives(task: TaskContext, recipe: Recipe) -> Iterator[Rule]:

@@ -6,8 +6,8 @@ A pass is a class of `passes`. `TaskContext` carries recipes out on one task, ea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from kernelwright.judge.check.guard import RESPELLING
@@ -26,13 +26,15 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.order import Place
 from kernelwright.rewrites.rules import rewrite
-from kernelwright.rewrites.tracing import CarriedStateError, OperatorGraph, Trace, UntraceableError, trace
+from kernelwright.rewrites.tracing import CarriedStateError, OperatorGraph, Trace, UntraceableError, trace, trace_block
 
 CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _COPIED_BYTES = 128 << 20
 """Inputs and outputs from which a CUDA graph's copies of them cost more than the launches that it saves: on today's tasks
 with so much the same candidate was slower in a graph in 32 of 36 looks, 1.27 times in the geometric mean
 (results/kernelbench-h200/today-tenth-1-again-h100). At 64 MiB it was faster in three of three."""
+_TRACED_WHOLE = 16
+"""Calls of equal submodules above which the whole is not traced: 32 layers of a decoder take half a minute. Our choice."""
 _SIGNS = 3
 """Batch norms over two values from which a network passes rounding on as it is. Our choice; see `_is_erratic`."""
 
@@ -60,6 +62,11 @@ class RecipePass(ABC):
     def knobs(self) -> dict[str, Any]:
         """The knobs as JSON has them."""
         return {name: list(knob) if isinstance(knob, tuple) else knob for name, knob in asdict(self).items()}
+
+    @classmethod
+    def of_knobs(cls, knobs: dict[str, Any]) -> Self:
+        """The pass with knobs as JSON has them."""
+        return cls(**{name: tuple(knob) if isinstance(knob, list) else knob for name, knob in knobs.items()})
 
     @abstractmethod
     def apply(self, draft: Draft) -> bool:
@@ -92,6 +99,23 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchedBlock:
+    """Equal submodules of a task's model, such as its layers, and what a search of one of them has found."""
+
+    task: Task
+    """The one that was searched, as a task of its own."""
+    paths: tuple[str, ...]
+    """All of them in the model."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    """Arguments of one call."""
+    calls: int
+    """Calls of all of them in one call of the model."""
+    recipes: tuple[Recipe, ...] = ()
+    """The fastest by estimate, best first, without wrappers."""
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltRecipe:
     """A recipe carried out."""
 
@@ -120,6 +144,8 @@ class Draft:
     task: TaskContext
     graphs: tuple[OperatorGraph, ...] | None = None
     """Operators for train and for eval mode, of each part in turn; None until a pass changes them."""
+    parts: Trace | None = None
+    """Origin of the graphs where they are those of equal submodules; None for the task's own trace."""
     techniques: list[str] = field(default_factory=list)
     """Changes of the graphs so far, for the reader."""
     wrapper: str | None = None
@@ -143,9 +169,10 @@ class Draft:
     def built(self) -> BuiltRecipe:
         """The candidate's text."""
         text, techniques = self.task.task.source, tuple(dict.fromkeys(self.techniques))
-        if self.graphs is not None and self.task.trace is not None:
+        traced = self.parts or self.task.trace
+        if self.graphs is not None and traced is not None:
             respelled, captured = RESPELLING.issuperset(techniques), self.wrapper in wrappers.WITH_GRAPH
-            source = emit.module(text, self.task.trace, self.graphs, techniques, respelled=respelled, captured=captured)
+            source = emit.module(text, traced, self.graphs, techniques, respelled=respelled, captured=captured)
         else:
             source = "\n\n".join(filter(None, (emit.future_import(text), emit.reference_source(text))))
         if self.wrapper is not None:
@@ -161,6 +188,10 @@ class TaskContext:
     task: Task
     device: str
     trace: Trace | None = None
+    blocks: dict[tuple[str, ...], Trace] = field(default_factory=dict)
+    """Traces of equal submodules, of which one was searched, by the paths of all of them."""
+    searched: Sequence[SearchedBlock] = ()
+    """These submodules, with what was found."""
     obstacle: str = ""
     """Reason for having no operator graph."""
     keeps_state: bool = False
@@ -181,9 +212,15 @@ class TaskContext:
     """Recipes carried out so far."""
 
     @classmethod
-    def open(cls, task: Task, device: str) -> Self:
-        """Trace a task; when that fails, note why and go on without a graph."""
-        context = cls(task, device)
+    def open(cls, task: Task, device: str, blocks: Sequence[SearchedBlock] = ()) -> Self:
+        """Trace a task; when that fails, note why and go on without a graph. Of many equal submodules one is traced."""
+        context = cls(task, device, searched=blocks)
+        for block in blocks:
+            if (part := trace_block(block.task, block.args, dict(block.kwargs))) is not None:
+                context.blocks[block.paths] = replace(part, paths=tuple(f"model.{path}" for path in block.paths))
+        if context.blocks and sum(block.calls for block in blocks) > _TRACED_WHOLE:
+            context.obstacle = "its layers are equal, and one was traced for all"
+            return context
         try:
             traced = trace(task)
         except UntraceableError as error:
@@ -203,6 +240,11 @@ class TaskContext:
     def on_gpu(self) -> bool:
         """True where candidates run on a GPU."""
         return self.device.startswith("cuda")
+
+    def block(self, paths: tuple[str, ...]) -> TaskContext:
+        """Equal submodules as a task of their own."""
+        traced = self.blocks[paths]
+        return TaskContext(self.task, self.device, traced, place=Place.of(traced), broken=self.broken)
 
     def copies(self) -> tuple[OperatorGraph, ...]:
         """The traced graphs, to be rewritten.

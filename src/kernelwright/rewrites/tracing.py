@@ -36,7 +36,7 @@ from kernelwright.rewrites.graph import (
     without_steps,
 )
 from kernelwright.rewrites.printing import literal
-from kernelwright.tasks import printing_aside
+from kernelwright.tasks import map_tensors, printing_aside
 
 BOOKKEEPING = (aten.detach, aten.detach_, aten.alias, aten.lift_fresh, aten.lift_fresh_copy)
 """Operators that only matter to autograd or to the exporter: their result is their input."""
@@ -330,11 +330,9 @@ def _parts(task: Task) -> list[Trace]:
     calls: dict[nn.Module, list[inspect.BoundArguments | None]] = {}
 
     def note(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = inspect.signature(child.forward).bind(*args, **kwargs)
-        given.apply_defaults()
         # The trace of a part alone knows nothing of autocast around it.
         strange = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
-        calls.setdefault(child, []).append(None if strange else given)
+        calls.setdefault(child, []).append(None if strange else _given(child, args, kwargs))
 
     with torch.no_grad(), contextlib.ExitStack() as hooks:
         for child in model.modules():
@@ -352,6 +350,25 @@ def _parts(task: Task) -> list[Trace]:
             known = found.get(key, traced)
             found[key] = replace(known, paths=(*known.paths, path))
     return sorted(found.values(), key=lambda one: -len(one.evaluation.graph.nodes))
+
+
+def _given(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+    """The arguments of a call, defaults included."""
+    given = inspect.signature(child.forward).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given
+
+
+def trace_block(task: Task, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace | None:
+    """The trace of the module in memory that is a task's `model`, called with tensors like these; None where it has none."""
+    with _quiet(), contextlib.suppress(Exception):  # the task's own code
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            child = _made(task)[1].get_submodule("model")
+            args, kwargs = map_tensors(
+                (args, kwargs), lambda like: torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+            )
+        return _part(child, [_given(child, args, kwargs)], None)
+    return None
 
 
 def _part(

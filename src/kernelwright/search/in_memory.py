@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -18,12 +19,15 @@ from kernelwright.records.decisions import interval_in_words
 from kernelwright.search.optimize import OptimizeResult
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
+if TYPE_CHECKING:
+    from kernelwright.search.blocks import BlockResult
+
 
 class TaskSearch(Protocol):
     """A search for one task, such as `optimize` with all its other arguments."""
 
-    def __call__(self, task: Task, *, device: str, out: Path) -> OptimizeResult:
-        """Search for a faster drop-in of a task on a device, in a run directory."""
+    def __call__(self, task: Task, *, device: str, out: Path, **options: Any) -> OptimizeResult:
+        """Search for a faster drop-in of a task on a device, in a run directory, with other options than its own."""
         ...
 
 
@@ -38,6 +42,8 @@ class ModelResult:
     """One search for each form of inputs, by the inputs in words."""
     placements: tuple[ConfirmedCode, ...]
     """Code that was confirmed, with the inputs for which it holds."""
+    blocks: dict[str, list[BlockResult]] = field(default_factory=dict)
+    """Equal submodules of which one was searched for all, by the inputs in words."""
 
     @property
     def improved(self) -> bool:
@@ -54,6 +60,7 @@ class ModelResult:
         ]
         for inputs, search in self.searches.items():
             lines.append(f"  {inputs}: {search}")
+            lines += [f"    {block}" for block in self.blocks.get(inputs, ())]
             if search.near_miss is not None:
                 gain = f"{interval_in_words(search.near_miss)} by {', '.join(search.near_miss.techniques)}"
                 lines.append(f"    nearest: {gain}; {_to_settle(search.near_miss)}")
@@ -70,7 +77,9 @@ def _to_settle(found: Evaluation) -> str:
     return f"the noise here is {found.noise_floor:.3f}: {advice}"
 
 
-def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path, search: TaskSearch) -> ModelResult:
+def optimize_model(
+    model: object, example_inputs: Any, *, device: str, out: Path, search: TaskSearch, splits: bool = False
+) -> ModelResult:
     """Search for each form of inputs, and put what was confirmed into the model.
 
     Args:
@@ -79,6 +88,7 @@ def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path
         device: `auto` for the model's own, or a device on which the model must be.
         out: The run directory; with several forms of inputs it holds one for each.
         search: TaskSearches for a task on a device in a run directory.
+        splits: True searches one of several equal layers, and then the whole with what was found, by the built-in policy.
 
     Raises:
         ModelError: the model or the inputs cannot be used.
@@ -100,11 +110,22 @@ def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path
     name = str(where) if device == "auto" else device
     RunDirectory(out)  # which says what is wrong with `out`
     searches: dict[str, OptimizeResult] = {}
+    blocks: dict[str, list[BlockResult]] = {}
     placements = []
     with folder_on_path(out / "model"):
         for number, call in enumerate(calls, start=1):
             run = out if len(calls) == 1 else out / f"inputs-{number}"
-            searches[call.description] = found = search(task_of(checked, call, out / "model"), device=name, out=run)
+            task, options = task_of(checked, call, out / "model"), dict[str, Any]()
+            if splits:
+                # Imported only now: the rules import torch's exporter, which takes a second.
+                from kernelwright.rewrites.builtin import BuiltinPolicy
+                from kernelwright.search.blocks import search_blocks
+
+                layers = partial(search, judged=0, baselines=())
+                parts = blocks[call.description] = search_blocks(checked, call, out / "model", layers, name, run)
+                if any(part.block.recipes for part in parts):
+                    options["policy"] = BuiltinPolicy(blocks=[part.block for part in parts])
+            searches[call.description] = found = search(task, device=name, out=run, **options)
             if found.best is not None and found.best.speedup_low is not None:
                 placements.append(
                     ConfirmedCode(
@@ -116,4 +137,4 @@ def optimize_model(model: object, example_inputs: Any, *, device: str, out: Path
                         speedup_low=found.best.speedup_low,
                     )
                 )
-    return ModelResult(out, placement.place(checked, placements), searches, tuple(placements))
+    return ModelResult(out, placement.place(checked, placements), searches, tuple(placements), blocks)

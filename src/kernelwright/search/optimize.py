@@ -166,7 +166,7 @@ def optimize(
         judges = 0 if evaluator is not None else judges_per_device(where)
         if evaluator is None or (state.look == "screened" and Screen not in evaluator.kinds):
             # A judge starts while candidates are screened: it takes seconds to import torch and to make a context.
-            ready = min(judges, int(state.number < budget))
+            ready = min(judges, int(state.number < budget), judged)
             rounds = int(state.look == "screened")
             local = LocalExecutor([where], settings, judges=judges, rounds=rounds, ready=ready, servers=servers)
             executors.append(stack.enter_context(local))

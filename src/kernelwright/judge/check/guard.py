@@ -76,7 +76,8 @@ _MODES = re.compile(
 """Words of a reference that differs between training and evaluation, as attention may; a recurrent network passes it on."""
 _RESPELLING = """
     remove-unused remove-noops share-common-subexpressions drop-indices write-out-row-losses canonical-activation
-    canonical-softmax canonical-layer-norm compose-views einsum-to-product rotate-before-transpose strength-reduction
+    canonical-softmax canonical-layer-norm compose-views einsum-to-product equal-layers rotate-before-transpose
+    strength-reduction
 """
 RESPELLING = frozenset(_RESPELLING.split())
 """Techniques of the built-in policy whose work torch.compile does by itself: behind it they are no optimisation."""

@@ -61,6 +61,8 @@ def get_init_inputs():
 """
 
 
+_NO_PART = ("training", "last_path")
+"""Plain attributes that are no part of what a model computes: its mode, told apart, and the path of its latest call."""
 _SHOWN = 24_000
 """Most characters of a model's description in a task's text, where language models read it. Our choice."""
 
@@ -111,7 +113,7 @@ def _description(model: nn.Module) -> str:
         plain = {
             key: value
             for key, value in sorted(vars(child).items())
-            if type(child) in kinds and key != "training" and not key.startswith("_") and _is_plain_data(value)
+            if type(child) in kinds and key not in _NO_PART and not key.startswith("_") and _is_plain_data(value)
         }
         lines += [f"{name or 'model'}: {plain}"] if plain else []
         lines += [child.code] if isinstance(child, torch.fx.GraphModule) else []

@@ -1,0 +1,183 @@
+"""Finds equal submodules of a model, such as the layers of a transformer: a search of one of them serves all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from kernelwright.tasks.in_memory.inputs import (
+    ExampleCall,
+    Inputs,
+    call_untouched,
+    form_of,
+    leaves_of,
+)
+from kernelwright.tasks.input_sets import copied, map_tensors
+
+_LEAST = 3
+"""Calls of equal submodules from which one is searched for all. Our choice."""
+_SHARE, _SHARE_OF_EACH = 0.6, 0.2
+"""Shares of a model's calls of innermost submodules below which it is searched as a whole: of all equal ones, and of one
+kind of them. Our choice: a ResNet's stages are short, and each would be a search of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualModules:
+    """Submodules with one code and one form of calls, each with weights of its own."""
+
+    paths: tuple[str, ...]
+    module: nn.Module
+    """The first of them."""
+    inputs: Inputs
+    """Arguments of its first call."""
+    calls: int
+    """Calls of all of them in one call of the model."""
+    share: float
+    """Share of the model's calls of innermost submodules that they make."""
+
+
+@dataclass(slots=True)
+class _Lookalikes:
+    """Submodules that look alike."""
+
+    paths: list[str] = field(default_factory=list)
+    inputs: Inputs | None = None
+    others: set[str] = field(default_factory=set)
+    """Those that compute something else than the first."""
+
+
+def equal_modules(model: nn.Module, call: ExampleCall) -> list[EqualModules]:
+    """The largest submodules of a model of which there are several equal ones; none where they are a small part of it.
+
+    Equal are those that look alike, are called alike, and of which the first, with another's weights and buffers, computes
+    what that one does, on that one's inputs.
+
+    Raises:
+        ModelError: the call failed.
+    """
+    named = dict(model.named_modules())
+    forms: dict[str, list[Any]] = defaultdict(list)
+
+    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forms[path].append(form_of((args, kwargs), []))
+
+    _watched(model, call, named, note)
+    alike: dict[Any, _Lookalikes] = defaultdict(_Lookalikes)
+    for path, part in named.items():
+        if path and len(set(forms[path])) == 1 and any(True for _ in part.children()):
+            alike[_looks(part), forms[path][0]].paths.append(path)
+
+    def calls(group: _Lookalikes) -> int:
+        return sum(len(forms[path]) for path in group.paths)
+
+    groups = [group for group in alike.values() if calls(group) >= _LEAST]
+    while chosen := list(_outermost(groups)):
+        _compare(model, call, named, chosen)
+        for group in chosen:
+            group.paths = [path for path in group.paths if path not in group.others]
+        count = len(groups)
+        groups = [group for group in groups if calls(group) >= _LEAST]
+        if len(groups) == count:
+            break
+    innermost = {path: len(forms[path]) for path, part in named.items() if not any(True for _ in part.children())}
+    total = sum(innermost.values())
+    found = []
+    for group in chosen:
+        inside = sum(count for path, count in innermost.items() if _is_inside(path, group.paths))
+        assert group.inputs is not None
+        first = named[group.paths[0]]
+        found.append(EqualModules(tuple(group.paths), first, group.inputs, calls(group), inside / max(total, 1)))
+    found = [one for one in found if one.share >= _SHARE_OF_EACH]
+    return found if sum(one.share for one in found) >= _SHARE else []
+
+
+def _watched(
+    model: nn.Module,
+    call: ExampleCall,
+    parts: dict[str, nn.Module],
+    before: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
+    after: Callable[[str, Any], None] = lambda path, result: None,
+) -> None:
+    """Call a model and tell of each call of some parts before it and after it, but of none that `before` makes."""
+    is_idle = True
+
+    def enter(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal is_idle
+        if is_idle:
+            is_idle = False
+            before(path, args, kwargs)
+            is_idle = True
+
+    def leave(path: str, result: Any) -> None:
+        if is_idle:
+            after(path, result)
+
+    with ExitStack() as hooks:
+        for path, part in parts.items():
+            hooks.enter_context(
+                part.register_forward_pre_hook(
+                    lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True
+                )
+            )
+            hooks.enter_context(part.register_forward_hook(lambda _, args, result, path=path: leave(path, result)))
+        call_untouched(model, call)
+
+
+def _compare(model: nn.Module, call: ExampleCall, named: dict[str, nn.Module], groups: Sequence[_Lookalikes]) -> None:
+    """Note in groups that do not overlap which members differ from the first, and the arguments of the first one's call."""
+    group_of = {path: group for group in groups for path in group.paths}
+    wanted: dict[str, Any] = {}
+
+    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        group = group_of[path]
+        args, kwargs = map_tensors((args, kwargs), lambda tensor: copied(tensor.detach()))
+        if group.inputs is None:
+            group.inputs = Inputs(*args, **kwargs)
+        elif path != group.paths[0]:
+            own = named[path]
+            weights = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+            with torch.no_grad():
+                wanted[path] = torch.func.functional_call(named[group.paths[0]], weights, args, kwargs)
+
+    def after(path: str, result: Any) -> None:
+        if path in wanted and not _are_close(wanted.pop(path), result):
+            group_of[path].others.add(path)
+
+    _watched(model, call, {path: named[path] for path in group_of}, before, after)
+
+
+def _looks(part: nn.Module) -> tuple[Any, ...]:
+    """Features of a submodule, its weights aside, that equal ones have in common."""
+    state = (*part.named_parameters(), *part.named_buffers())
+    return type(part), repr(part), tuple((name, value.shape, value.dtype, value.device) for name, value in state)
+
+
+def _outermost(groups: Sequence[_Lookalikes]) -> Iterator[_Lookalikes]:
+    """Groups none of whose members lies inside another group's."""
+    for group in groups:
+        others = [path for other in groups if other is not group for path in other.paths]
+        if not any(_is_inside(path, others) for path in group.paths):
+            yield group
+
+
+def _is_inside(path: str, others: Sequence[str]) -> bool:
+    return any(path.startswith(f"{other}.") for other in others)
+
+
+def _are_close(first: Any, second: Any) -> bool:
+    """True where results are of one structure and their tensors agree to rounding."""
+    pairs = list(zip(leaves_of(first), leaves_of(second), strict=False))
+    if len(leaves_of(first)) != len(leaves_of(second)):
+        return False
+    return all(
+        one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        else type(one) is type(other)
+        for one, other in pairs
+    )
