@@ -194,12 +194,13 @@ def test_what_nvcc_refuses_is_said_with_its_words():
     assert failed.value.exit_status == 3
 
 
-def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path):
+def test_an_nvcc_that_is_killed_refuses_nothing(tmp_path, monkeypatch):
     killed = tmp_path / "nvcc"
     killed.write_text("#!/bin/sh\nkill -9 $$\n")
     killed.chmod(0o755)
+    monkeypatch.setenv(NVCC_VARIABLE, str(killed))
     with pytest.raises(ToolchainError, match="ended by signal 9") as failed:
-        compile_cuda("", 90, nvcc=killed)
+        compile_cuda("", 90)
     assert not isinstance(failed.value, CompilationError)
 
 

@@ -147,27 +147,24 @@ def find_torch_nvcc() -> Path:
     )
 
 
-def compile_cuda(
-    source: str, architecture: int, options: Sequence[str] = (), *, nvcc: Path | None = None, feature: str = ""
-) -> bytes:
+def compile_cuda(source: str, architecture: int, options: Sequence[str] = ()) -> bytes:
     """Compile CUDA C++ to a cubin.
 
     Args:
         source: the text of a translation unit; kernels are easiest to name when they are `extern "C"`.
         architecture: compute capability times ten.
         options: further options of nvcc, such as `-O3` or `-maxrregcount=64`.
-        feature: suffix of an architecture with its own features, such as "a" for sm_90a.
 
     Raises:
         CompilerMissingError: there is no nvcc.
         CompilationError: nvcc refused the source.
         ToolchainError: something ended nvcc.
     """
-    compiler = nvcc or find_nvcc()
+    compiler = find_nvcc()
     with tempfile.TemporaryDirectory(prefix="kernelwright-nvcc-") as folder:
         text, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         text.write_text(source, encoding="utf-8")
-        command = [str(compiler), "-cubin", f"-arch=sm_{architecture}{feature}", *options, "-o", str(cubin), str(text)]
+        command = [str(compiler), "-cubin", f"-arch=sm_{architecture}", *options, "-o", str(cubin), str(text)]
         try:
             done = subprocess.run(
                 command, capture_output=True, timeout=_NVCC_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
@@ -181,5 +178,5 @@ def compile_cuda(
         if done.returncode != 0 or not cubin.is_file():
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             complaint = complaint.replace(f"{folder}/", "")
-            raise CompilationError(f"wanted a cubin for sm_{architecture}{feature}, found: {complaint}")
+            raise CompilationError(f"wanted a cubin for sm_{architecture}, found: {complaint}")
         return cubin.read_bytes()

@@ -38,11 +38,6 @@ _HOST_MARGIN = 2.0
 _QUEUED_ALONGSIDE = 3
 """Calls queued alongside the timed launches: one launch ahead and two events."""
 _LONGEST_HOLD_BYTES = 16 << 20
-_CTYPES: dict[str, Any] = {
-    "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32, "i64": ctypes.c_int64, "u8": ctypes.c_uint8,
-    "u16": ctypes.c_uint16, "u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "i1": ctypes.c_uint8,
-    "fp32": ctypes.c_float, "fp64": ctypes.c_double,
-}  # fmt: skip
 
 
 class Launcher(Protocol):
@@ -261,20 +256,9 @@ def packed_arguments(spec: LaunchSpec, pointers: Mapping[str, int]) -> KernelArg
             case NullArgument():
                 values.append(ctypes.c_uint64(0))
             case ScalarArgument():
-                values.append(_scalar(argument))
+                encoded = _encode(np.array([argument.value]), argument.type)
+                values.append((ctypes.c_char * len(encoded)).from_buffer_copy(encoded))
     return KernelArguments(values)
-
-
-def _scalar(argument: ScalarArgument) -> Any:
-    if argument.type == "fp16":
-        import numpy as np
-
-        return ctypes.c_uint16(int(np.float16(argument.value).view(np.uint16)))
-    if argument.type == "bf16":
-        bits = int.from_bytes(ctypes.c_float(argument.value), "little")
-        return ctypes.c_uint16((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-    value = argument.value if argument.type in ("fp32", "fp64") else int(argument.value)
-    return _CTYPES[argument.type](value)
 
 
 # --- contents of tensors ----------------------------------------------------------------------------------------------
@@ -285,7 +269,7 @@ POISON = 0xFF
 
 _NUMPY: dict[str, Any] = {
     "fp16": np.float16, "fp32": np.float32, "fp64": np.float64, "i1": np.uint8, "i8": np.int8, "u8": np.uint8,
-    "i16": np.int16, "i32": np.int32, "i64": np.int64,
+    "i16": np.int16, "i32": np.int32, "i64": np.int64, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
 }  # fmt: skip
 _BF16_SHIFT = 16
 PERIOD = (1 << 20) + 7

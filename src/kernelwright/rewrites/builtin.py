@@ -108,7 +108,7 @@ def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | N
     # Calls of microseconds are launches; which copies to save is known once a graph is known to help.
     looks: tuple[Screened | Evaluation, ...] = (*context.screened, *context.history)
     long = {look.candidate_sha256 for look in looks if (look.candidate_us or 0.0) > _DIRECT_US}
-    short = [(recipe, sha256) for recipe, sha256 in _best(task, context) if sha256 not in long]
+    short = [(recipe, sha256) for recipe, sha256 in _best(context) if sha256 not in long]
     captured = [(recipe, sha256) for recipe, sha256 in short if _wrapper_of(recipe) in wrappers.DIRECT]
     for recipe, sha256 in captured[:_DIRECT]:
         yield recipe.plus(WrapperPass(wrappers.DIRECT[_wrapper_of(recipe)])), sha256
@@ -116,7 +116,7 @@ def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | N
         return
     for recipe in _without_graph(task, looks):
         yield recipe, None
-    for recipe, sha256 in _best(task, context):
+    for recipe, sha256 in _best(context):
         for derived in _derived(task, recipe):
             yield derived, sha256
 
@@ -191,7 +191,7 @@ def _without_graph(task: TaskContext, looks: Sequence[Screened | Evaluation]) ->
                 yield recipe.plus(WrapperPass(kind))
 
 
-def _best(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str]]:
+def _best(context: Context) -> Iterator[tuple[Recipe, str]]:
     """Recipes by this policy that were improvements or look like it, best first, and the hashes of their candidates."""
     estimates = steady(context.screened)
     gains: dict[str, tuple[float, Screened | Evaluation]] = {
@@ -205,9 +205,8 @@ def _best(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str]]:
             if item.is_improvement:
                 gains[item.candidate_sha256] = (item.speedup_low or 0.0, item)
     for sha256, (_, record) in sorted(gains.items(), key=lambda found: -found[1][0]):
-        recipe = stored_recipe(record.passes) if record.passes else task.made_by(record.techniques)
-        if recipe is not None:
-            yield recipe, sha256
+        if record.passes:
+            yield stored_recipe(record.passes), sha256
 
 
 def _wrapper_of(recipe: Recipe) -> str:

@@ -244,15 +244,7 @@ class FusionPass(RecipePass):
 
     def apply(self, draft: Draft) -> bool:
         """Fuse what is left; beside kernels from templates there may be nothing."""
-        fuser = fusion.KernelFuser(
-            draft.task.device,
-            single=self.single,
-            convolutions=self.convolutions,
-            single_pass=self.single_pass,
-            channels=self.channels,
-            fp16=self.fp16,
-            products=self.products,
-        )
+        fuser = fusion.KernelFuser(draft.task.device, **self.knobs())
         for graph in draft.operators():
             fuser.fuse(graph)
         done = frozenset(fuser.techniques)

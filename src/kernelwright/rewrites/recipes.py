@@ -282,11 +282,6 @@ class TaskContext:
             self.obstacle = str(error)
             return None
 
-    def made_by(self, techniques: tuple[str, ...]) -> Recipe | None:
-        """The recipe behind a record of before passes were stored, if it was carried out here: by its techniques."""
-        built = (made for made in self.recipes.values() if made is not None)
-        return next((made.effect for made in built if made.techniques == techniques), None)
-
 
 def _copied_bytes(traced: Trace) -> int:
     """Size of a task's inputs and outputs."""

@@ -45,12 +45,14 @@ from kernelwright.rewrites.graph import (
     stretch_of,
     value,
 )
-from kernelwright.rewrites.rules.affine import CONVOLUTIONS, TRANSPOSED
+from kernelwright.rewrites.rules.affine import ADAPTIVE_POOLS, AVERAGE_POOLS, CONVOLUTIONS, TRANSPOSED
+from kernelwright.rewrites.rules.canonical import MEAN, SUM
 from kernelwright.rewrites.rules.convolution import geometry
+from kernelwright.rewrites.rules.reductions import MAX_POOLS
 from kernelwright.rewrites.templates.convolution import TF32, ConvolutionSizes
 
 CONVERSIONS = (aten.to, aten._to_copy)
-COMPARISONS = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
+COMPARISONS: dict[Any, str] = {aten.gt: "gt", aten.lt: "lt", aten.ge: "ge", aten.le: "le", aten.eq: "eq", aten.ne: "ne"}
 UNARY = {
     getattr(aten, name): name
     for name in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "log1p", "expm1", "sin", "cos")
@@ -63,11 +65,6 @@ PIECEWISE = (
     *(aten.clamp, aten.clamp_min, aten.clamp_max),
 )
 POWERS = frozenset({-2.0, -1.0, -0.5, 0.5, 2.0, 3.0, 4.0})
-MEAN, SUM = 1, 2
-"""Values of the argument `reduction` of PyTorch's losses."""
-ADAPTIVE_POOLS = (aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d)
-MAX_POOLS = (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d)
-AVERAGE_POOLS = (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d)
 MOST_PARTS = 4
 """Parts of a tensor that change places: each point reads all of them, all but one masked off. Our choice."""
 MOST_TAPS = 128
@@ -81,11 +78,6 @@ Lowering = Callable[[LoopProgram, fx.Node, str], int]
 
 def _unary(program: LoopProgram, node: fx.Node, level: str) -> int:
     return program.add(UNARY[packet_of(node)], program.operand(node.args[0], level))
-
-
-def sigmoid(program: LoopProgram, x: Operand) -> int:
-    """`1 / (1 + exp(-x))`."""
-    return program.add("div", 1.0, program.add("add", program.add("exp", program.add("neg", x)), 1.0))
 
 
 def _clip(program: LoopProgram, x: Operand, low: float | None, high: float | None) -> int:
@@ -150,10 +142,8 @@ def _gelu(program: LoopProgram, x: Operand, approximate: str) -> int:
 def _smooth_activation(program: LoopProgram, node: fx.Node, level: str) -> int:
     """Activations made of exponentials, with their constants."""
     x, given, add = program.operand(node.args[0], level), arguments(node), program.add
-    if is_call(node, aten.sigmoid):
-        return sigmoid(program, x)
-    if is_call(node, aten.silu):
-        return add("div", x, add("add", add("exp", add("neg", x)), 1.0))
+    if is_call(node, aten.sigmoid, aten.silu):
+        return add("div", x if is_call(node, aten.silu) else 1.0, add("add", add("exp", add("neg", x)), 1.0))
     if is_call(node, aten.softplus):
         return _softplus(program, x, float(given["beta"]), float(given["threshold"]))
     if is_call(node, aten.mish):
@@ -211,15 +201,11 @@ def _where(program: LoopProgram, node: fx.Node, level: str) -> int:
         condition, chosen, other = node.args
     if not isinstance(condition, fx.Node):
         raise UnsupportedError("a mask that is a number")
-    if not is_call(condition, *COMPARISONS):
-        return program.add(
-            "where",
-            program.add("ne", program.operand(condition, level), 0.0),
-            program.operand(chosen, level),
-            program.operand(other, level),
-        )
-    name = COMPARISONS[condition.target.overloadpacket]  # type: ignore[union-attr]
-    test = program.add(name, program.operand(condition.args[0], level), program.operand(condition.args[1], level))
+    if is_call(condition, *COMPARISONS):
+        left, right = (program.operand(item, level) for item in condition.args[:2])
+        test = program.add(COMPARISONS[packet_of(condition)], left, right)
+    else:
+        test = program.add("ne", program.operand(condition, level), 0.0)
     return program.add("where", test, program.operand(chosen, level), program.operand(other, level))
 
 

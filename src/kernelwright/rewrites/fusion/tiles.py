@@ -210,50 +210,46 @@ class WindowKernel(TritonKernel):
     """A Triton kernel whose loads are taps of windows, and its launcher."""
 
     def _printed(self) -> str:
-        return _printed(self)
-
-
-def _printed(kernel: TritonKernel) -> str:
-    sizes, name = kernel.program.logical, kernel.__name__
-    last = len(sizes) - 1
-    options = _knobs(sizes, list(kernel.program.loads.values()))
-    knobs = f"KNOBS_{name.upper()}"
-    rows, width, many = (f"{name.upper()}_{part}" for part in ("ROWS", "WIDTH", "MANY"))
-    tiles = math.prod(sizes[: last - 1])
-    number_type = kernel._index_type()
-    column = "(task % across) * WIDTH + tl.arange(0, WIDTH)[None, :]"
-    if not all(_is_aligned(load.window) for load in kernel.program.windows):
-        # Without vectors all of the taps have one layout, and none is exchanged between threads.
-        column = f"tl.max_contiguous({column}, [1, 1])"
-    body = [
-        f"across, down = ({sizes[last]} + WIDTH - 1) // WIDTH, ({sizes[last - 1]} + ROWS - 1) // ROWS",
-        f"task = tl.program_id(0).to({number_type})",
-        "if MANY > 1:",
-        "    task = task * MANY + tl.arange(0, MANY)[:, None]",
-        f"i{last} = {column}",
-        "task = task // across",
-        f"i{last - 1} = (task % down) * ROWS",
-        "task = task // down",
-        f"in_tile = (i{last} < {sizes[last]}) & (task < {tiles})",
-        f"task = tl.minimum(task, {tiles - 1})",
-    ]
-    for dim in range(last - 2, -1, -1):
-        body += [f"i{dim} = task % {sizes[dim]}", f"task = task // {sizes[dim]}"] if dim else ["i0 = task"]
-    statements = Statements(kernel, last - 1, "in_tile")
-    for number in range(max(options["rows"])):
-        lines = statements.steps(number)
-        body += [f"if ROWS > {number}:", *(f"    {line}" for line in lines)] if number else lines
-    constants = [f"{part}: tl.constexpr" for part in ("ROWS", "WIDTH", "MANY")]
-    declared = [
-        f"{knobs} = {options!r}",
-        f'{rows}, {width} = {knobs}["rows"][0], {knobs}["width"][0]',
-        f"{many} = max(1, {POINTS} // {width})",
-        "",
-        "",
-    ]
-    grid = f"-(-(-(-{sizes[last]} // {width}) * -(-{sizes[last - 1]} // {rows}) * {tiles}) // {many})"
-    launch = f"_{name}_launch"
-    lines = [*declared, *kernel._definition("kernel", [*kernel.inputs, *kernel.outputs, *constants], body)]
-    lines += [f'{launch} = _Launch(_{name}_kernel, {grid}, {knobs}["warps"][0], {rows}, {width}, {many})', "", ""]
-    lines += kernel._launcher([f"{launch}({', '.join([*kernel.given_names, *kernel.written])})"])
-    return "\n".join(lines)
+        sizes, name = self.program.logical, self.__name__
+        last = len(sizes) - 1
+        options = _knobs(sizes, list(self.program.loads.values()))
+        knobs = f"KNOBS_{name.upper()}"
+        rows, width, many = (f"{name.upper()}_{part}" for part in ("ROWS", "WIDTH", "MANY"))
+        tiles = math.prod(sizes[: last - 1])
+        number_type = self._index_type()
+        column = "(task % across) * WIDTH + tl.arange(0, WIDTH)[None, :]"
+        if not all(_is_aligned(load.window) for load in self.program.windows):
+            # Without vectors all of the taps have one layout, and none is exchanged between threads.
+            column = f"tl.max_contiguous({column}, [1, 1])"
+        body = [
+            f"across, down = ({sizes[last]} + WIDTH - 1) // WIDTH, ({sizes[last - 1]} + ROWS - 1) // ROWS",
+            f"task = tl.program_id(0).to({number_type})",
+            "if MANY > 1:",
+            "    task = task * MANY + tl.arange(0, MANY)[:, None]",
+            f"i{last} = {column}",
+            "task = task // across",
+            f"i{last - 1} = (task % down) * ROWS",
+            "task = task // down",
+            f"in_tile = (i{last} < {sizes[last]}) & (task < {tiles})",
+            f"task = tl.minimum(task, {tiles - 1})",
+        ]
+        for dim in range(last - 2, -1, -1):
+            body += [f"i{dim} = task % {sizes[dim]}", f"task = task // {sizes[dim]}"] if dim else ["i0 = task"]
+        statements = Statements(self, last - 1, "in_tile")
+        for number in range(max(options["rows"])):
+            lines = statements.steps(number)
+            body += [f"if ROWS > {number}:", *(f"    {line}" for line in lines)] if number else lines
+        constants = [f"{part}: tl.constexpr" for part in ("ROWS", "WIDTH", "MANY")]
+        declared = [
+            f"{knobs} = {options!r}",
+            f'{rows}, {width} = {knobs}["rows"][0], {knobs}["width"][0]',
+            f"{many} = max(1, {POINTS} // {width})",
+            "",
+            "",
+        ]
+        grid = f"-(-(-(-{sizes[last]} // {width}) * -(-{sizes[last - 1]} // {rows}) * {tiles}) // {many})"
+        launch = f"_{name}_launch"
+        lines = [*declared, *self._definition("kernel", [*self.inputs, *self.outputs, *constants], body)]
+        lines += [f'{launch} = _Launch(_{name}_kernel, {grid}, {knobs}["warps"][0], {rows}, {width}, {many})', "", ""]
+        lines += self._launcher([f"{launch}({', '.join([*self.given_names, *self.written])})"])
+        return "\n".join(lines)

@@ -25,8 +25,6 @@ _ALWAYS = (
     reductions.subtract_itself,
     products.einsum_to_product,
     products.diagonal_operand,
-    products.diagonal_result,
-    products.sum_of_products,
     products.add_weights,
     products.reorder_product_chain,
     products.attention,

@@ -14,7 +14,6 @@ from kernelwright.rewrites.graph import (
     Editor,
     argument,
     aten,
-    dims_of,
     dtype,
     is_call,
     is_float,
@@ -22,7 +21,6 @@ from kernelwright.rewrites.graph import (
     named,
     numel,
     operand_nodes,
-    padded_shape,
     read_once,
     scalar,
     shape,
@@ -99,76 +97,6 @@ def _is_main_diagonal(node: fx.Node, rank: int) -> bool:
     """True where `diagonal` or `diag_embed` is about the main diagonal of the last two dimensions."""
     dims = {argument(node, name) % rank for name in ("dim1", "dim2")}
     return dims == {rank - 1, rank - 2} and not argument(node, "offset")
-
-
-@each(aten.diagonal, aten.diag, aten.trace)
-def diagonal_result(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """The diagonal or trace of a product needs one dot product per row, not the whole product.
-
-    Conditions: main diagonal of the last two dimensions; the product has no other reader.
-    """
-    product = read_once(node.args[0], *PRODUCTS)
-    pair = operand_nodes(product)
-    if product is None or pair is None:
-        return None
-    rank = len(shape(product))
-    if rank < 2 or any(len(shape(item)) != rank for item in pair):
-        return None
-    if not _is_main_diagonal(node, rank) if is_call(node, aten.diagonal) else rank != 2 or argument(node, "diagonal"):
-        return None
-    left, right = pair
-    size = min(shape(product)[-2:])
-    left = editor.call(node, aten.slice.Tensor, left, rank - 2, 0, size) if shape(left)[-2] > size else left
-    right = editor.call(node, aten.slice.Tensor, right, rank - 1, 0, size) if shape(right)[-1] > size else right
-    terms = editor.call(node, aten.mul.Tensor, left, editor.call(node, aten.transpose.int, right, -2, -1))
-    if is_call(node, aten.trace):
-        return editor.call(node, aten.sum.default, terms)
-    return editor.call(node, aten.sum.dim_IntList, terms, [rank - 1])
-
-
-@each(aten.sum)
-def sum_of_products(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """`sum(a[:, :, None] * b[None, :, :], 1)` is a matrix product, without the three-dimensional intermediate.
-
-    Conditions: floating point; one operand is constant along one dimension, the other along another one, and the sum runs
-    over one dimension that both have; at most one batch dimension; the product has no other reader.
-    """
-    product = read_once(node.args[0])
-    factors = operand_nodes(product, aten.mul)
-    if node.kwargs or product is None or factors is None or not is_float(node) or dtype(product) != dtype(node):
-        return None
-    rank = len(shape(product))
-    dims = dims_of(argument(node, "dim"), rank)
-    if dims is None or len(dims) != 1 or rank not in (3, 4):
-        return None
-    padded = [padded_shape(item, rank) for item in factors]
-    summed, full = dims[0], shape(product)
-    if any(item[summed] != full[summed] for item in padded) or full[summed] == 1:
-        return None
-    others = [dim for dim in range(rank) if dim != summed]
-    rows = [dim for dim in others if padded[0][dim] == full[dim] and padded[1][dim] == 1 and full[dim] > 1]
-    columns = [dim for dim in others if padded[1][dim] == full[dim] and padded[0][dim] == 1 and full[dim] > 1]
-    batch = [dim for dim in others if dim not in rows + columns]
-    shared = all(padded[0][dim] == padded[1][dim] == full[dim] for dim in batch)
-    if len(rows) != 1 or len(columns) != 1 or not shared:
-        return None
-    left, right = (editor.reshape(node, item, sizes) for item, sizes in zip(factors, padded, strict=True))
-    left = _matrix(editor, node, left, batch, rows[0], summed, columns[0])
-    right = _matrix(editor, node, right, batch, summed, columns[0], rows[0])
-    result = editor.call(node, aten.matmul.default, left, right)
-    made = [*batch, rows[0], columns[0]]
-    order = [made.index(dim) for dim in others]
-    if order != sorted(order):
-        result = editor.call(node, aten.permute.default, result, order)
-    return editor.reshape(node, result, shape(node))
-
-
-def _matrix(editor: Editor, at: fx.Node, item: fx.Node, batch: list[int], first: int, second: int, missing: int) -> fx.Node:
-    """An operand as (batch..., first, second)."""
-    order = [*batch, first, second, missing]
-    if order != sorted(order):
-        item = editor.call(at, aten.permute.default, item, order)
-    return editor.call(at, aten.squeeze.dim, item, -1)
 
 
 @each(*PRODUCTS)

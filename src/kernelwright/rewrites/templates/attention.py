@@ -92,7 +92,6 @@ class TiledAttention(CallTemplate[Attention, AttentionKnobs]):
     function: ClassVar = "tiled_attention"
     operators: ClassVar = (aten.scaled_dot_product_attention,)
     task_operators: ClassVar = frozenset({"scaled_dot_product_attention", "softmax", "_softmax"})
-    fallback: ClassVar = "F.scaled_dot_product_attention"
     caller = "attention.caller.txt"
     default = AttentionKnobs()
 

@@ -73,30 +73,11 @@ Sizes = TypeVar("Sizes")
 Knobs = TypeVar("Knobs")
 
 
-class Template(ABC, Generic[Sizes, Knobs]):
-    """A kernel with knobs for one kind of operator.
+class CallTemplate(ABC, Generic[Sizes, Knobs]):
+    """A kernel with knobs, a function of its own that takes the place of calls of one kind.
 
     Attributes:
         technique: Name under which candidates tell that they use it.
-        fallback: PyTorch's function that the emitted text calls where the kernel does not apply.
-    """
-
-    technique: str
-    fallback: ClassVar[str]
-
-    @abstractmethod
-    def refusal(self, sizes: Sizes) -> str | None:
-        """The reason why the kernel does not take a call of these sizes; None if it does."""
-
-    @abstractmethod
-    def alternatives(self, sizes: Sizes) -> Sequence[Knobs] | dict[str, tuple[Any, ...]]:
-        """Knobs worth a look for a call of these sizes, the default first."""
-
-
-class CallTemplate(Template[Sizes, Knobs]):
-    """A template whose kernel is a function of its own, which takes the place of a call.
-
-    Attributes:
         function: Beginning of the names of emitted functions.
         operators: Calls that the kernel may take the place of.
         task_operators: Operators of which a task has at least one if the template can apply to it; empty for any.
@@ -105,6 +86,7 @@ class CallTemplate(Template[Sizes, Knobs]):
         default: Knobs of a module whose names are compared with a task's.
     """
 
+    technique: str
     function: ClassVar[str]
     operators: ClassVar[tuple[Any, ...]]
     task_operators: ClassVar[frozenset[str]] = frozenset()
@@ -115,6 +97,10 @@ class CallTemplate(Template[Sizes, Knobs]):
     @abstractmethod
     def sizes_of(self, node: fx.Node) -> Sizes | None:
         """Sizes of a call; None where the kernel computes no such call, whatever its sizes."""
+
+    @abstractmethod
+    def refusal(self, sizes: Sizes) -> str | None:
+        """The reason why the kernel does not take a call of these sizes; None if it does."""
 
     @abstractmethod
     def alternatives(self, sizes: Sizes) -> tuple[Knobs, ...]:

@@ -16,7 +16,6 @@ import functools
 import itertools
 import math
 import operator
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -25,7 +24,7 @@ import torch
 
 from kernelwright.rewrites.graph import contiguous_strides, numel, shape, value
 from kernelwright.rewrites.rules.convolution import Geometry
-from kernelwright.rewrites.templates.base import Template, block
+from kernelwright.rewrites.templates.base import block
 
 TILED = "tiled-convolution"
 """Technique: convolutions are computed by Triton kernels, together with what follows."""
@@ -227,70 +226,6 @@ class ConvolutionOperands:
     weight_strides: tuple[int, ...]
 
 
-class ConvolutionTemplate(Template[ConvolutionSizes, Any]):
-    """A way to compute a convolution's sums of products, as a part of a fused kernel.
-
-    Attributes:
-        helpers: Text of functions that the kernel needs besides those that all kernels share.
-        prepared: Further arguments of the kernel, which are made in each call.
-    """
-
-    fallback: ClassVar = "F.conv1d, F.conv2d, F.conv3d and their transposes"
-    helpers: str = ""
-    prepared: ClassVar[tuple[str, ...]] = ()
-
-    def refusal(self, sizes: ConvolutionSizes) -> str | None:
-        """The reason why the kernel does not take a convolution or could not be faster than cuDNN; None if it might."""
-        geometry, result = sizes.geometry, math.prod(sizes.result)
-        length = sizes.channels * math.prod(sizes.kernel)
-        if result < LEAST_OUTPUTS and length > BRIEF_SUM:
-            return f"wanted {LEAST_OUTPUTS} outputs or sums of at most {BRIEF_SUM}, found {result} and {length}"
-        moved = 4 * (result + numel(geometry.source)) / BYTES_PER_S
-        products = result * length / (math.prod(geometry.stride) if geometry.transposed else 1)
-        gathered = products / min(128, sizes.outputs) / READS_PER_S[sizes.channels % LEAST_SUM == 0]
-        # cuDNN computes transposed convolutions at half the rate of others.
-        computed = 2 * products / CUDNN_FLOPS[sizes.rank] * (1 + geometry.transposed)
-        if max(moved, gathered) > CUDNN_PASSES * moved + computed:
-            return "cuDNN takes less time than the kernel takes for gathering its inputs"
-        return None
-
-    @abstractmethod
-    def alternatives(self, sizes: ConvolutionSizes) -> dict[str, tuple[Any, ...]]:
-        """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
-
-    @abstractmethod
-    def sums(self, sizes: ConvolutionSizes, operands: ConvolutionOperands) -> list[str]:
-        """Statements that leave a tile's sums of products of inputs and weights in `acc`."""
-
-    def weight_strides(self, sizes: ConvolutionSizes, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Strides that the kernel wants its weights to have, which now have others."""
-        return strides
-
-    def is_far(self, sizes: ConvolutionSizes) -> bool:
-        """Whether positions need 64 bits. What is masked may lie a few tiles beyond the last one."""
-        return numel(sizes.geometry.source) >= (1 << 31) - (1 << 25)
-
-    def within(self, sizes: ConvolutionSizes) -> list[str]:
-        """Statements that keep positions beyond the last one from being read."""
-        return []
-
-    def stages(self, wanted: str) -> str:
-        """Depth of the software pipeline, by whether TF32 is allowed."""
-        return wanted
-
-    def allowed(self, sizes: ConvolutionSizes) -> str:
-        """Text of whether a call takes the kernel with operands of fewer bits than float32."""
-        return ALLOWED
-
-    def preparation(self, name: str, sizes: ConvolutionSizes, operands: ConvolutionOperands) -> list[str]:
-        """Lines of the module that make what lays operands out before the kernel."""
-        return []
-
-    def prepare(self, name: str, sizes: ConvolutionSizes, source: str, weight: str) -> list[str]:
-        """Statements of a call that leave the further arguments in `prepared`."""
-        return []
-
-
 def for_both(text: str) -> str:
     """A dictionary of what is made by whether TF32 is allowed."""
     return f"{{tf32: {text} for tf32 in (False, True)}}"
@@ -320,10 +255,32 @@ _MULTIPLIED = (
 )
 
 
-class Tf32Convolution(ConvolutionTemplate):
-    """Convolutions of operands that stay where they are."""
+class ConvolutionTemplate:
+    """Computes the sums of products of operands that stay where they are, as a part of a fused kernel.
+
+    Attributes:
+        helpers: Text of functions that the kernel needs besides those that all kernels share.
+        prepared: Further arguments of the kernel, which are made in each call.
+    """
 
     technique = TILED
+    helpers: str = ""
+    prepared: ClassVar[tuple[str, ...]] = ()
+
+    def refusal(self, sizes: ConvolutionSizes) -> str | None:
+        """The reason why the kernel does not take a convolution or could not be faster than cuDNN; None if it might."""
+        geometry, result = sizes.geometry, math.prod(sizes.result)
+        length = sizes.channels * math.prod(sizes.kernel)
+        if result < LEAST_OUTPUTS and length > BRIEF_SUM:
+            return f"wanted {LEAST_OUTPUTS} outputs or sums of at most {BRIEF_SUM}, found {result} and {length}"
+        moved = 4 * (result + numel(geometry.source)) / BYTES_PER_S
+        products = result * length / (math.prod(geometry.stride) if geometry.transposed else 1)
+        gathered = products / min(128, sizes.outputs) / READS_PER_S[sizes.channels % LEAST_SUM == 0]
+        # cuDNN computes transposed convolutions at half the rate of others.
+        computed = 2 * products / CUDNN_FLOPS[sizes.rank] * (1 + geometry.transposed)
+        if max(moved, gathered) > CUDNN_PASSES * moved + computed:
+            return "cuDNN takes less time than the kernel takes for gathering its inputs"
+        return None
 
     def alternatives(self, sizes: ConvolutionSizes) -> dict[str, tuple[Any, ...]]:
         """Choices of tiles (positions, channels, length of a step), warps and stages, the default first."""
@@ -341,16 +298,6 @@ class Tf32Convolution(ConvolutionTemplate):
         tiles = ((max(64, points // 2), channels, 32), tiles[1], tiles[0], tiles[3])
         return {"tile": tuple(dict.fromkeys(tiles)), "warps": (4, 8), "stages": (2, 3, 4)}
 
-    def weight_strides(self, sizes: ConvolutionSizes, strides: tuple[int, ...]) -> tuple[int, ...]:
-        """Strides by which the outputs lie side by side.
-
-        A step reads one tap of many channels and outputs. In weights with several taps none of these are adjacent.
-        """
-        if sizes.channels % LEAST_SUM or 1 in strides[:2]:
-            return strides
-        weight, outputs = shape(sizes.geometry.weight), 1 if sizes.geometry.transposed else 0
-        return _dense_strides(weight, (outputs, 1 - outputs, *range(2, len(weight))))
-
     def sums(self, sizes: ConvolutionSizes, operands: ConvolutionOperands) -> list[str]:
         """Statements that leave a tile's sums in `acc`: a step has one tap where channels fill it, else several."""
         strides = operands.source_strides
@@ -364,6 +311,40 @@ class Tf32Convolution(ConvolutionTemplate):
             "acc = tl.zeros([POINTS, CHANNELS], tl.float32)",
             *(_over_values(sizes, operands) if sizes.channels % LEAST_SUM else _over_taps(sizes, operands)),
         ]
+
+    def weight_strides(self, sizes: ConvolutionSizes, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Strides by which the outputs lie side by side.
+
+        A step reads one tap of many channels and outputs. In weights with several taps none of these are adjacent.
+        """
+        if sizes.channels % LEAST_SUM or 1 in strides[:2]:
+            return strides
+        weight, outputs = shape(sizes.geometry.weight), 1 if sizes.geometry.transposed else 0
+        return _dense_strides(weight, (outputs, 1 - outputs, *range(2, len(weight))))
+
+    def is_far(self, sizes: ConvolutionSizes) -> bool:
+        """Whether positions need 64 bits. What is masked may lie a few tiles beyond the last one."""
+        return numel(sizes.geometry.source) >= (1 << 31) - (1 << 25)
+
+    def within(self, sizes: ConvolutionSizes) -> list[str]:
+        """Statements that keep positions beyond the last one from being read."""
+        return []
+
+    def stages(self, wanted: str) -> str:
+        """Depth of the software pipeline, by whether TF32 is allowed."""
+        return wanted
+
+    def allowed(self, sizes: ConvolutionSizes) -> str:
+        """Text of whether a call takes the kernel with operands of fewer bits than float32."""
+        return ALLOWED
+
+    def preparation(self, name: str, sizes: ConvolutionSizes, operands: ConvolutionOperands) -> list[str]:
+        """Lines of the module that make what lays operands out before the kernel."""
+        return []
+
+    def prepare(self, name: str, sizes: ConvolutionSizes, source: str, weight: str) -> list[str]:
+        """Statements of a call that leave the further arguments in `prepared`."""
+        return []
 
 
 def _over_taps(sizes: ConvolutionSizes, operands: ConvolutionOperands) -> list[str]:
@@ -427,4 +408,4 @@ def _dense_strides(sizes: Sequence[int], order: Sequence[int]) -> tuple[int, ...
     return tuple(steps[dim] for dim in range(len(sizes)))
 
 
-TF32 = Tf32Convolution()
+TF32 = ConvolutionTemplate()

@@ -87,6 +87,10 @@ class Fp16Convolution(ConvolutionTemplate):
             "stages": tuple(dict.fromkeys(min(depth, most) for depth in stages)),
         }
 
+    def weight_strides(self, sizes: ConvolutionSizes, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """The strides as they are: weights are laid out before the kernel."""
+        return strides
+
     def is_far(self, sizes: ConvolutionSizes) -> bool:
         """Whether positions need 64 bits, also those of inputs as they are laid out."""
         laid_out = sizes.source[0] * math.prod(_edges(sizes)[1]) * filled(sizes.channels) * sizes.groups

@@ -100,7 +100,6 @@ class ProductTemplate(CallTemplate[ProductSizes, Knobs]):
     """A template of float32 products, whose function takes the left operand and the right operand's columns as rows."""
 
     operators: ClassVar = (aten.mm, aten.bmm, aten.matmul, aten.linear, aten.addmm, aten.baddbmm)
-    fallback: ClassVar = "torch.matmul"
 
     def sizes_of(self, node: fx.Node) -> ProductSizes | None:
         """Sizes of a product of float32; None of another."""

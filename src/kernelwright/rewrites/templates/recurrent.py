@@ -117,7 +117,6 @@ class PersistentLayers(CallTemplate[Layers, RecurrentKnobs]):
     technique = "persistent-recurrent"
     function: ClassVar = "recurrent"
     operators: ClassVar = (aten.lstm, aten.gru)
-    fallback: ClassVar = "torch.lstm or torch.gru"
     needs_nvcc = True
     caller = "recurrent.caller.txt"
     default = RecurrentKnobs(units=4, slices=16)
