@@ -229,7 +229,11 @@ class Mutation:
 
 
 MUTATIONS = [
-    Mutation("inputs that differ in a few elements", "c03_sampled_signature", skip(check, "check_similar_inputs")),
+    Mutation(
+        "inputs that differ in a few elements, and new weights (each catches it)",
+        "c03_sampled_signature",
+        skip(check, "check_similar_inputs", "check_reloading"),
+    ),
     Mutation("inputs of which two elements changed places", "order_blind_digest", nothing_swapped),
     Mutation(
         "new weights after many calls",
@@ -249,7 +253,7 @@ MUTATIONS = [
         both(aliases_unseen, skip(check, "check_held_outputs")),
     ),
     Mutation("inputs changed as the reference does", "i04_state_not_written", skip(findings, "has_nan", answer=True)),
-    Mutation("inputs compared after the call", "i01_zero_inputs", inputs_taken_for_intact),
+    Mutation("inputs compared after the call", "i01_zero_inputs", both(inputs_taken_for_intact, marked_inputs_unseen)),
     Mutation("inputs that lie as the task draws them", "i05_own_rows_side_by_side", inputs_laid_out_in_full),
     Mutation("input sets of other distributions", "i07_balanced_segments", own_distribution_only),
     Mutation("rows with an order", "i08_largest_of_a_sample", values_without_order),
@@ -339,7 +343,7 @@ MUTATIONS = [
     Mutation(
         "shared memory, inputs compared, and the first output looked at again (each catches it)",
         "i02_inplace_on_inputs",
-        both(aliases_unseen, inputs_taken_for_intact, skip(check, "check_held_outputs")),
+        both(aliases_unseen, inputs_taken_for_intact, marked_inputs_unseen, skip(check, "check_held_outputs")),
     ),
     Mutation(
         "all that is checked after the first dozen calls (each catches it)",
