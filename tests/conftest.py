@@ -47,6 +47,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+def pytest_unconfigure() -> None:
+    """Leave at once: the interpreter's last collection would look through all that was imported."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_earlier_tests_keep_is_not_looked_through_again() -> None:
     """Tests that collect garbage look through what their own file made, not through all that was imported since."""

@@ -7,7 +7,9 @@ input, 3 infrastructure, 130 interrupted. stdout carries data, stderr carries pr
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -58,6 +60,8 @@ def group(traceback: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of `sys.argv`, and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        atexit.register(gc.freeze)  # the interpreter's last collection would look through all of torch, for half a second
     show_traceback = bool(given) and given[0] == "--traceback"
     try:
         with _hard_exit_raises():

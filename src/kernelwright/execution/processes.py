@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -118,6 +119,7 @@ def see_one_gpu(device: str) -> str:
 def _set_up() -> None:
     sandbox.die_with_parent()  # a run that was killed must not go on holding the device
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the parent decides
+    atexit.register(gc.freeze)  # the interpreter's last collection looks through all of torch, for half a second
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------

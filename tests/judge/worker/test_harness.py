@@ -51,9 +51,9 @@ class Thing(torch.nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def library_as_it_is():
-    """Not as it was in another test, whose warnings pytest caught."""
+    """Not as it was in another test, whose warnings pytest caught; to look through all of it takes a while."""
     worker.library.cache_clear()
 
 
@@ -409,7 +409,7 @@ def test_memory_of_an_earlier_output_that_is_in_use_is_named_also_where_nobody_h
     assert bench.call()["outputs"][0]["aliases"] == ["earlier output"]
 
 
-def test_what_is_forgotten_is_gone(bench):
+def test_what_is_forgotten_is_gone(library_as_it_is, bench):
     bench.ready().call(hold=True)
     held, model = weakref.ref(bench.harness.held[0][0]), weakref.ref(bench.harness.model)
     bench.harness.before = worker.global_state()  # pytest names its phase in the environment
@@ -439,7 +439,9 @@ def test_what_was_compiled_is_forgotten_where_compilers_were_loaded(bench, monke
     ],
     ids=["function", "setting"],
 )
-def test_a_module_that_left_a_trace_in_the_process_is_forgotten_and_told_of(bench, monkeypatch, leave_a_trace):
+def test_a_module_that_left_a_trace_in_the_process_is_forgotten_and_told_of(
+    library_as_it_is, bench, monkeypatch, leave_a_trace
+):
     bench.ready()
     with monkeypatch.context() as patch:
         leave_a_trace(patch)
@@ -453,7 +455,7 @@ def test_the_mode_is_switched_and_reported(bench):
     assert bench.harness.op_mode({"training": True}) == {"training": True}
 
 
-def test_a_replaced_library_function_is_named(bench, monkeypatch):
+def test_a_replaced_library_function_is_named(library_as_it_is, bench, monkeypatch):
     bench.build(3)
     assert bench.harness.op_inspect({})["patched"] == []
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
@@ -461,7 +463,7 @@ def test_a_replaced_library_function_is_named(bench, monkeypatch):
     assert bench.harness.op_inspect({})["patched"] == ["time.perf_counter", "torch.testing.assert_close"]
 
 
-def test_a_function_that_a_library_wraps_is_not_named_as_replaced(bench, monkeypatch):
+def test_a_function_that_a_library_wraps_is_not_named_as_replaced(library_as_it_is, bench, monkeypatch):
     bench.build(3)
     wrapped = torch.no_grad()(torch.manual_seed)
     monkeypatch.setattr(torch, "manual_seed", wrapped)
@@ -624,7 +626,7 @@ def test_a_worker_on_a_gpu_may_use_so_much_of_its_memory(tmp_path, gpu, limit_gi
     assert gpu == [("set_device", device), ("init",), ("set_per_process_memory_fraction", share, device)]
 
 
-def test_a_worker_on_a_gpu_gives_back_all_its_memory_once_nothing_uses_it(tmp_path, gpu):
+def test_a_worker_on_a_gpu_gives_back_all_its_memory_once_nothing_uses_it(library_as_it_is, tmp_path, gpu):
     bench = Bench(tmp_path, device="cuda:0", device_memory_limit_bytes=1 << 30)
     del gpu[:]
     bench.harness.model = torch.nn.Linear(3, 3)
@@ -734,7 +736,7 @@ def left_behind(monkeypatch):
     return "left_behind"
 
 
-def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(config, left_behind):
+def test_a_worker_forgets_one_module_and_builds_another_on_other_memory(library_as_it_is, config, left_behind):
     """As the parent of a kept worker asks."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
