@@ -72,7 +72,7 @@ def main() -> None:
         "--side-by-side", type=int, default=None, help="processes that share a GPU; by default as cores allow"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--moves", default="beyond", choices=("beyond", "paper"))
+    parser.add_argument("--moves", default="beyond", help="beyond, paper, or without-KIND: every kind of move but one")
     parser.add_argument("--start", type=Path, default=None, help="an earlier campaign, from whose winners to go on; no PPO")
     parser.add_argument("--backend", default="gpu")
     parser.add_argument("--architecture", type=int, default=None)

@@ -49,7 +49,7 @@ MOST_BAD = 4
 _DIGEST_BYTES = 8
 _TRIES = 4
 """A slice ends after this many times as many plays as it wants schedules, since a play may lead to a known one."""
-NEIGHBOURHOODS = (Neighbourhood(kinds=("move",), hot_share=0.0), Neighbourhood(kinds=MOVE_KINDS))
+EVERY_KIND = (Neighbourhood(kinds=("move",), hot_share=0.0), Neighbourhood(kinds=MOVE_KINDS))
 """The first takes single instructions anywhere, the second makes moves and edits of every kind."""
 
 LauncherOn = Callable[[int, Any], Launcher]
@@ -63,6 +63,8 @@ class Kernel:
         listing = (folder / f"{name}.txt").read_text(encoding="utf-8")
         self.program: Program = load(self.target.cubin, lambda _: listing)
         self.original = Schedule(self.program.kernel(self.target.spec.entry))
+        kinds = (folder / "kinds").read_text(encoding="utf-8")
+        self.neighbourhoods = (Neighbourhood(kinds=tuple(kinds.split(","))),) if kinds else EVERY_KIND
         self._launcher: Launcher | None = None
 
     def start(self, launcher_on: LauncherOn, device: int) -> None:
@@ -79,12 +81,12 @@ class Kernel:
         return found
 
 
-def play_on(schedule: Schedule, original: Schedule, rng: random.Random) -> Schedule:
+def play_on(schedule: Schedule, kernel: Kernel, rng: random.Random) -> Schedule:
     """Play on from a schedule, or start again now and then."""
     if rng.random() < RETURN_PROBABILITY:
-        schedule = original.copy()
+        schedule = kernel.original.copy()
     descend = rng.random() < 0.5
-    neighbourhood = rng.choice(NEIGHBOURHOODS)
+    neighbourhood = rng.choice(kernel.neighbourhoods)
     for _ in range(rng.choice(MOVES)):
         before = schedule.issue_cycles
         move = neighbourhood.draw(schedule, rng)
@@ -136,7 +138,7 @@ def schedules_of(kernel: Kernel, number: int, count: int) -> Iterator[tuple[Sche
     for _ in range(_TRIES * count):
         if len(known) == count:
             return
-        schedule = play_on(schedule, kernel.original, rng)
+        schedule = play_on(schedule, kernel, rng)
         cubin = schedule.cubin(kernel.program)
         digest = hashlib.blake2b(cubin, digest_size=_DIGEST_BYTES).hexdigest()
         if digest not in known:

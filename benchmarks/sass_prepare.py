@@ -1,6 +1,6 @@
 """Compiles and disassembles kernels for compute capability 9.0 into a folder; no GPU is needed.
 
-    python benchmarks/sass_prepare.py DIR
+    python benchmarks/sass_prepare.py DIR [--kinds hint,move]
 
 The corpus in small sizes that do not fill the last tile, and the kernels of `benchmarks/sass_kernels.py`.
 """
@@ -89,8 +89,10 @@ def specs() -> dict[str, TritonSpec]:
     return {name: small(name) for name in CORPUS} | read_specs(headroom)
 
 
-def prepare(folder: Path, names: list[str]) -> None:
-    """Write a launch file, a cubin and a listing of every kernel, or of those that are named."""
+def prepare(folder: Path, names: list[str], kinds: str = "") -> None:
+    """Write a launch file, a cubin and a listing of every kernel, or of those that are named; and the kinds of moves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kinds").write_text(kinds, encoding="utf-8")
     for name, spec in specs().items():
         if names and name not in names:
             continue
@@ -104,8 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="kernels; all when none is named")
+    parser.add_argument(
+        "--kinds", default="", help="kinds of moves that sass_execute.py plays, comma-separated; all by default"
+    )
     options = parser.parse_args()
-    prepare(options.folder, options.names)
+    prepare(options.folder, options.names, options.kinds)
 
 
 if __name__ == "__main__":

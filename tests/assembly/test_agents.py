@@ -232,10 +232,10 @@ def test_options_of_the_wider_game_that_make_no_sense(program, options):
 
 @pytest.mark.exhaustive
 def test_every_operation_is_used_somewhere():
-    env = BeyondGameEnv(program_of("sgemm", 90))
-    allowed = {action % len(BEYOND) for action in np.flatnonzero(env.action_masks()[:-1])}
+    envs = [BeyondGameEnv(program_of(name, 90)) for name in ("sgemm", "softmax")]
+    allowed = {action % len(BEYOND) for env in envs for action in np.flatnonzero(env.action_masks()[:-1])}
     names = {BEYOND[number] for number in allowed}
-    assert {name.rstrip("+-0123456789") for name in names} == {"move", "cluster", "stall", "yield", "reuse"}
+    assert {name.rstrip("+-0123456789") for name in names} == {"move", "cluster", "stall", "yield", "reuse", "hint"}
 
 
 def test_the_simulated_issue_knows_waits_that_the_sum_of_stalls_does_not(program):

@@ -97,6 +97,36 @@ def test_a_broken_dependence_is_found(cubin, program):
     assert "raw" in kinds
 
 
+POLICIES = ("", "L1::evict_first.", "L1::evict_last.", "L1::evict_unchanged.", "L1::no_allocate.")
+PREFETCHED = ("", "L2::64B.", "L2::128B.", "L2::256B.")
+COPY = """
+extern "C" __global__ void copy{number}(const float4* a, float4* b) {{
+  float4 v;
+  asm volatile("ld.global.{load}v4.f32 {{%0, %1, %2, %3}}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(a + threadIdx.x));
+  asm volatile("st.global.{store}v4.f32 [%0], {{%1, %2, %3, %4}};"
+               :: "l"(b + threadIdx.x), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w));
+}}
+"""
+
+
+@pytest.mark.exhaustive
+def test_a_hint_edit_writes_what_ptxas_writes_for_that_policy():
+    pairs = [(policy + size, policy) for policy in POLICIES for size in PREFETCHED]
+    source = "".join(COPY.format(number=n, load=load, store=store) for n, (load, store) in enumerate(pairs))
+    program = sass.load(compile_cuda(source, 90), disassemble)
+    plain = program.kernel("copy0")
+    slots = [next(i for i, it in enumerate(plain.instructions) if it.opcode == opcode) for opcode in ("LDG", "STG")]
+    for number in range(1, len(pairs)):
+        schedule = sass.Schedule(plain)
+        theirs = [instruction.word for instruction in program.kernel(f"copy{number}").instructions]
+        for slot in slots:
+            changed = plain.instructions[slot].word ^ theirs[slot]
+            if changed:
+                schedule.play(sass.HintEdit(slot, changed >> 84 & 7 | (changed >> 68 & 3) << 3))
+        assert schedule.words() == theirs, pairs[number]
+
+
 LAUNCH = """
 source = "kernels.cu"
 architecture = 90

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from kernelwright.gpu import disassemble
-from kernelwright.sass import Schedule, check, load
+from kernelwright.sass import HintEdit, Schedule, check, load
 from kernelwright.sass.dependences import constrain
 from kernelwright.sass.latency import port_of
 from tests.quick import exhaustive_but
@@ -259,6 +259,44 @@ def test_code_that_nothing_is_seen_to_lead_to_could_be_reached_from_everywhere()
     assert all(lost.index in block.successors for block in kernel.blocks)
     final = kernel.blocks[-1]
     assert [b.index for b in kernel.blocks if final.index in b.successors] == [final.index]
+
+
+@pytest.mark.parametrize(
+    ("opcode", "eviction", "modifier", "kinds"),
+    [
+        ("LDG", 0, "EF", set()),
+        ("LDG", 2, "EL", set()),
+        ("LDG", 3, "LU", {"hint"}),
+        ("LDG", 4, "EU", set()),
+        ("LDG", 5, "NA", set()),
+        ("LDG", 6, None, {"encoding", "hint"}),
+        ("LDG", 7, None, {"encoding", "hint"}),
+        ("STG", 0, "EF", set()),
+        ("STG", 5, "NA", set()),
+        ("STRONG", 0, None, {"changed-instruction"}),
+    ],
+)
+def test_a_cache_hint_is_free_where_it_only_advises(opcode, eviction, modifier, kinds):
+    """The codes are those that ptxas emits for each policy of PTX."""
+    words = [assemble(80, t) for t in ("LDG d=4 a=2 B------:R0:W1:Y:S15:---", "STG a=2 b=4 B-1----:R-:W-:Y:S15:---", *END)]
+    slot = int(opcode == "STG")
+    if opcode == "STRONG":
+        words[0] |= 0xC000 << 64
+    hinted = list(words)
+    hinted[slot] = words[slot] & ~(7 << 84) | eviction << 84
+    original, mutated = hand_made(words, 80), hand_made(hinted, 80)
+    found = {v.kind for v in check(original, mutated, disassemble)}
+    assert found <= kinds
+    assert bool(found) == bool(kinds)
+    schedule = Schedule(load(original, disassemble).kernel())
+    move = HintEdit(slot, eviction ^ 1)
+    assert schedule.is_legal(move) == (not kinds)
+    if modifier is not None and not kinds:
+        schedule.play(move)
+        assert schedule.words() == [instruction.word for instruction in load(mutated, disassemble).kernel().instructions]
+        assert modifier in load(mutated, disassemble).kernel().instructions[slot].modifiers
+        schedule.undo()
+        assert schedule.words()[slot] == words[slot]
 
 
 def test_a_load_reads_its_descriptor_at_once_so_that_the_next_one_may_be_built():

@@ -33,12 +33,13 @@ SCHEDULES = "schedules.jsonl"
 """File of a run with every schedule measured, one a line."""
 PAPER_HORIZON = 32
 """Moves of an episode in CuAsmRL's code."""
-_OFTENER = ("move", "cluster")
+_WEIGHTED = (*MOVE_KINDS, *2 * ("move", "cluster"))
 NEIGHBOURHOODS = {
     "paper": Neighbourhood(kinds=("move",), max_distance=1, memory_only=True, hot_share=0.0),
-    "beyond": Neighbourhood(kinds=(*MOVE_KINDS, *2 * _OFTENER)),
+    "beyond": Neighbourhood(kinds=_WEIGHTED),
+    **{f"without-{kind}": Neighbourhood(kinds=tuple(k for k in _WEIGHTED if k != kind)) for kind in MOVE_KINDS},
 }
-"""Kinds of `_OFTENER` are drawn three times as often as others: in 28,000 schedules of seven kernels on an H200 such a draw
+"""Moves are drawn three times as often as edits: in 28,000 schedules of seven kernels on an H200 such a draw
 gained 1.6 times as much as an edit of control bits in the median, 0.8 to 5 times on single ones (docs/assembly-game.md)."""
 
 

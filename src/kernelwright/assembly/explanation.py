@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelwright.sass import AnyMove, Block, Move, ReuseEdit, Schedule, StallEdit, YieldEdit, move_to_json
+from kernelwright.sass import AnyMove, Block, HintEdit, Move, ReuseEdit, Schedule, StallEdit, YieldEdit, move_to_json
+from kernelwright.sass.instruction import hint_bits, hint_name
 from kernelwright.sass.neighbours import loop_slots
 from kernelwright.sass.reuse import OPERAND_SLOTS
 
@@ -26,10 +27,10 @@ class Change:
 
     Attributes:
         index: the instruction, by its place in the original.
-        kind: `move`, `stall`, `yield` or `reuse`.
+        kind: `move`, `stall`, `yield`, `reuse` or `hint`.
         behind: the instruction that a move leads behind, None for the front of its block.
         ahead: the instruction that a move leads before, None for the end of its block.
-        amount: cycles of a stall, operand of a reuse.
+        amount: cycles of a stall, operand of a reuse, flips of a hint.
     """
 
     index: int
@@ -47,6 +48,8 @@ class Change:
             return YieldEdit(slot)
         if self.kind == "reuse":
             return ReuseEdit(slot, self.amount)
+        if self.kind == "hint":
+            return HintEdit(slot, self.amount)
         block = _block_of(schedule, self.index)
         first = block.start if self.behind is None else schedule.slot_of(self.behind) + 1
         last = block.stop - 1 if self.ahead is None else schedule.slot_of(self.ahead) - 1
@@ -151,6 +154,8 @@ def _edits(schedule: Schedule) -> list[Change]:
         if edit.flips_yield:
             steps.append(Change(index, "yield"))
         steps += [Change(index, "reuse", amount=k) for k in OPERAND_SLOTS if edit.flips_reuse >> k & 1]
+        if edit.flips_hint:
+            steps.append(Change(index, "hint", amount=edit.flips_hint))
     return steps
 
 
@@ -217,6 +222,9 @@ def _described(schedule: Schedule, group: Sequence[Change]) -> dict[str, Any]:
             {
                 "kind": step.kind,
                 "amount": step.amount,
+                "hint": hint_name((instruction.word ^ hint_bits(step.amount)) & instruction.traits.hint_mask)
+                if step.kind == "hint"
+                else "",
                 "text": instruction.text,
                 "from_slot": step.index,
                 "to_slot": slot,

@@ -42,6 +42,7 @@ from kernelwright.errors import UsageError
 from kernelwright.sass import (
     AnyMove,
     ClusterMove,
+    HintEdit,
     Kernel,
     Move,
     MoveError,
@@ -79,12 +80,12 @@ FAILED_REWARD = -1.0
 """Reward of a schedule that fails its test, in CuAsmRL's code."""
 BEYOND = (
     "move-8", "move-2", "move-1", "move+1", "move+2", "move+8", "cluster-4", "cluster-1", "cluster+1", "cluster+4",
-    "stall+1", "stall-1", "yield", "reuse0", "reuse1",
+    "stall+1", "stall-1", "yield", "reuse0", "reuse1", "hint1", "hint3", "hint4", "hint24",
 )  # fmt: skip
-"""Operations of the wider game; our choice."""
+"""Operations of the wider game; our choice. From no hint, the last four lead to EF, EL, NA and LTC256B and back."""
 MAX_CANDIDATES = 48
 """Our choice: as many as CuAsmRL finds memory instructions in a matrix product."""
-_OPERATION = re.compile(r"^(?:(move|cluster|stall)([+-][1-9]\d*)|(yield)|(reuse)([0-2]))$")
+_OPERATION = re.compile(r"^(?:(move|cluster|stall)([+-][1-9]\d*)|(yield)|(reuse)([0-2])|(hint)([1-9]\d*))$")
 _LONGEST_CLUSTER = 8
 _COLUMNS = 18
 _MORE_COLUMNS = 7
@@ -241,6 +242,8 @@ class AssemblyGameEnv(gymnasium.Env[Observation, np.int64]):
             move = StallEdit(slot, amount)
         elif kind == "yield":
             move = YieldEdit(slot)
+        elif kind == "hint":
+            move = HintEdit(slot, amount)
         else:
             move = ReuseEdit(slot, amount)
         return move if self.schedule.is_legal(move) else None
@@ -313,7 +316,8 @@ class BeyondGameEnv(AssemblyGameEnv):
     Candidates are taken from inside loops first, and memory instructions and tensor operations before others.
 
     Args:
-        operations: names out of `move`, `cluster` and `stall` with a signed number, `yield`, and `reuse0` to `reuse2`.
+        operations: names out of `move`, `cluster` and `stall` with a signed number, `yield`, `reuse0` to `reuse2`, and
+        `hint` with the flips of a `HintEdit`.
         max_candidates: number of instructions that may be chosen.
 
     Raises:
@@ -376,8 +380,8 @@ def _parsed(operation: str) -> tuple[str, int]:
     match = _OPERATION.match(operation)
     if match is None:
         raise UsageError(f"wanted an operation such as move+4, stall-1, yield or reuse0, found {operation!r}")
-    signed, amount, plain, reuse, operand = match.groups()
-    return signed or plain or reuse, int(amount or operand or 0)
+    signed, amount, plain, reuse, operand, hint, flips = match.groups()
+    return signed or plain or reuse or hint, int(amount or operand or flips or 0)
 
 
 gymnasium.register(id=ENVIRONMENT_ID, entry_point="kernelwright.assembly.game:AssemblyGameEnv")

@@ -137,6 +137,8 @@ def _sentence(change: dict[str, Any]) -> str:
         return f"{change['amount']} more cycles of stall at {at}:"
     if change["kind"] == "yield":
         return f"yield flipped at {at}:"
+    if change["kind"] == "hint":
+        return f"cache hint {change['hint']} at {at}:"
     return f"reuse of operand {'abc'[change['amount']]} flipped at {at}:"
 
 

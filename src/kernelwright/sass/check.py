@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from kernelwright.errors import ToolchainError, UsageError
 from kernelwright.sass.elf import CubinImage, read_cubin, without_code
-from kernelwright.sass.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD
+from kernelwright.sass.instruction import INSTRUCTION_BYTES, LEAST_STALL_TO_YIELD, has_safe_eviction
 from kernelwright.sass.latency import (
     FENCE,
     SYNC,
@@ -42,6 +42,7 @@ _CONTROL_RULES = {
     "read-barrier": "has another read scoreboard",
     "wait": "no longer waits as before",
     "yield": "yields, or no longer does, with a stall so short that the yield itself may cost a cycle",
+    "hint": "has a cache hint that may change its meaning",
     "reuse": "keeps an operand for a changed follower",
 }
 _RESOURCE_KINDS = {
@@ -216,6 +217,8 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
             "read-barrier": a.read_barrier != b.read_barrier,
             "wait": a.wait_mask & ~b.wait_mask,
             "yield": a.yields != b.yields and b.stall < LEAST_STALL_TO_YIELD,
+            "hint": before.hint != after.hint
+            and (before.plain_text != after.plain_text or not has_safe_eviction(after.word)),
             "reuse": _keeps_wrongly(new, slot, a.reuse if slot in undisturbed else 0, ends),
         }
         violations += [

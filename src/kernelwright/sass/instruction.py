@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kernelwright.errors import ListingError
-from kernelwright.sass.opcodes import Pipe, Traits, traits_of
+from kernelwright.sass.opcodes import EVICTION_SHIFT, EVICTIONS, PREFETCH_SHIFT, PREFETCHES, Pipe, Traits, traits_of
 
 CONTROL_SHIFT = 105
 CONTROL_BITS = 20
@@ -258,8 +258,19 @@ class Instruction:
 
     @property
     def payload(self) -> int:
-        """Encoding without the control word: what the instruction does, not when."""
-        return self.word & ~CONTROL_MASK
+        """Encoding without control word and cache hints: what the instruction does, not when, nor what caches keep."""
+        return self.word & ~(CONTROL_MASK | self.traits.hint_mask)
+
+    @property
+    def hint(self) -> int:
+        """Bits of the encoding that only advise the caches."""
+        return self.word & self.traits.hint_mask
+
+    @property
+    def plain_text(self) -> tuple[object, ...]:
+        """Parts of the text that hints and reuse bits leave alone."""
+        modifiers = tuple(m for m in self.modifiers if not self.traits.hint_mask or m not in (*EVICTIONS, *PREFETCHES))
+        return self.predicate, self.opcode, modifiers, tuple(operand.replace(".reuse", "") for operand in self.operands)
 
     @property
     def is_variable_latency(self) -> bool:
@@ -269,6 +280,36 @@ class Instruction:
             or self.control.write_barrier is not None
             or self.control.read_barrier is not None
         )
+
+
+def hint_bits(flips: int) -> int:
+    """Return the bits of an encoding that a `HintEdit` of these flips changes: eviction in bits 0 to 2, then prefetching."""
+    return (flips & 7) << EVICTION_SHIFT | flips >> 3 << PREFETCH_SHIFT
+
+
+def hint_flips(instruction: Instruction) -> tuple[int, ...]:
+    """Return the flips that lead to every other hint an instruction may have.
+
+    "Last use" is none of them: PTX promises nothing of the data afterwards.
+    """
+    mask, word = instruction.traits.hint_mask, instruction.word
+    return tuple(
+        flips
+        for flips in range(1, 32)
+        if mask and not hint_bits(flips) & ~mask and has_safe_eviction(word ^ hint_bits(flips))
+    )
+
+
+def hint_name(word: int) -> str:
+    """Return the modifiers that the cache hint of a global load adds to its text, such as "EL.LTC128B"; "none" without."""
+    names = EVICTIONS[word >> EVICTION_SHIFT & 7], PREFETCHES[word >> PREFETCH_SHIFT & 3]
+    return ".".join(name for name in names if name) or "none"
+
+
+def has_safe_eviction(word: int) -> bool:
+    """Whether the eviction policy of a global access is one that leaves its meaning alone."""
+    code = word >> EVICTION_SHIFT & 7
+    return code < len(EVICTIONS) and EVICTIONS[code] != "LU"
 
 
 def parse_instruction(listed: ListedInstruction, architecture: int) -> Instruction:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from kernelwright.sass.instruction import hint_flips
 from kernelwright.sass.program import Block, Kernel
 from kernelwright.sass.reuse import OPERAND_SLOTS
 from kernelwright.sass.schedule import (
     MOVE_KINDS,
     AnyMove,
     ClusterMove,
+    HintEdit,
     Move,
     ReuseEdit,
     Schedule,
@@ -100,6 +102,17 @@ def _cluster(schedule: Schedule, slot: int, rng: random.Random, max_distance: in
     return ClusterMove(slot, rng.randint(2, _LONGEST_CLUSTER), slot + rng.choice((-1, 1)) * rng.randint(1, reach))
 
 
+def _hint(schedule: Schedule, slot: int, rng: random.Random, _reach: int | None) -> AnyMove | None:
+    """Draw a hint of the next instruction behind `slot` that may have one."""
+    slots = [s for s in schedule.movable_slots if schedule.kernel.instructions[schedule.order[s]].traits.hint_mask]
+    if not slots:
+        return None
+    chosen = next((s for s in slots if s >= slot), slots[0])
+    instruction = schedule.kernel.instructions[schedule.order[chosen]]
+    wanted = rng.choice((0, *hint_flips(instruction)))
+    return HintEdit(chosen, wanted ^ schedule.edit_of(schedule.order[chosen]).flips_hint)
+
+
 _Draw = Callable[[Schedule, int, random.Random, int | None], AnyMove | None]
 _DRAWS: dict[str, _Draw] = {
     "move": _move,
@@ -107,6 +120,7 @@ _DRAWS: dict[str, _Draw] = {
     "stall": lambda _schedule, slot, rng, _reach: StallEdit(slot, rng.choice(_STALL_STEPS)),
     "yield": lambda _schedule, slot, _rng, _reach: YieldEdit(slot),
     "reuse": lambda _schedule, slot, rng, _reach: ReuseEdit(slot, rng.choice(OPERAND_SLOTS)),
+    "hint": _hint,
 }
 
 

@@ -56,6 +56,7 @@ class Traits:
         is_pinned: must stay at its address, and nothing may cross it.
         is_memory: a memory instruction in CuAsmRL's sense, which the paper's actions may choose.
         queue: the in-order queue it is issued to, if any.
+        hint_mask: bits of its encoding that only advise the caches; see `hint_flips`.
     """
 
     pipe: Pipe
@@ -66,6 +67,7 @@ class Traits:
     is_pinned: bool = False
     is_memory: bool = False
     queue: str | None = None
+    hint_mask: int = 0
 
 
 def _names(text: str) -> frozenset[str]:
@@ -107,6 +109,13 @@ _MEMORY: dict[str, tuple[frozenset[Space], frozenset[Space]]] = {
     "LD": (ALL_SPACES, _NONE),
     "ST": (_NONE, ALL_SPACES),
 }
+EVICTION_SHIFT, PREFETCH_SHIFT = 84, 68
+EVICTIONS = ("EF", "", "EL", "LU", "EU", "NA")
+"""Modifiers of LDG and STG by their code: evict first, normally, last, after the last use, unchanged; do not allocate."""
+PREFETCHES = ("", "LTC64B", "LTC128B", "LTC256B")
+"""Modifiers of LDG by their code: how much the second-level cache fetches."""
+_HINTS = {"LDG": 7 << EVICTION_SHIFT | 3 << PREFETCH_SHIFT, "STG": 7 << EVICTION_SHIFT}
+"""Learnt from what ptxas 12.8 and 13.0 emit for each policy of PTX's `ld.global` and `st.global`, for 8.0 to 12.0."""
 _ATOMIC = _names("ATOM ATOMG ATOMS RED REDG REDAS")
 _WARP_WIDE = _names("SHFL VOTE VOTEU MATCH REDUX CREDUX ELECT")
 _FENCES = _names(
@@ -136,9 +145,11 @@ def traits_of(opcode: str, modifiers: tuple[str, ...], operands: tuple[str, ...]
     if opcode in _MEMORY:
         reads, writes = _MEMORY[opcode]
         # A strong or volatile access orders other accesses, so it counts as writing what it touches.
-        if any(m in ("STRONG", "VOLATILE", "MMIO") for m in modifiers):
+        is_strong = any(m in ("STRONG", "VOLATILE", "MMIO") for m in modifiers)
+        if is_strong:
             writes = writes | reads
-        return Traits(Pipe.VARIABLE, reads, writes, is_memory=True, queue="memory")
+        hints = 0 if is_strong else _HINTS.get(opcode, 0)
+        return Traits(Pipe.VARIABLE, reads, writes, is_memory=True, queue="memory", hint_mask=hints)
     if opcode in _ATOMIC:
         return Traits(Pipe.VARIABLE, ALL_SPACES, ALL_SPACES, is_sync=True, queue="memory")
     if opcode in _FREE_LOADS | {"CS2R"} and any(c in operand for operand in operands for c in _CLOCKS):

@@ -1,8 +1,8 @@
 """Holds a kernel's schedule as a state of a game: its moves, which of them are legal, undo, stall counts, and the new cubin.
 
 A state is an order of every basic block, and for some instructions an edit: a longer stall, a flipped yield, a flipped
-reuse bit. Legal moves and control words are functions of the state alone, so a state gives the same bytes whatever path
-led there, and the original state gives the original bytes.
+reuse bit, another cache hint. Legal moves and control words are functions of the state alone, so a state gives the same
+bytes whatever path led there, and the original state gives the original bytes.
 
 Moves are data with a form in JSON. Their slots are those of the schedule at the moment the move is played, so a list of
 moves replays from the original order only.
@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 
 from kernelwright.errors import MoveError
 from kernelwright.sass.dependences import BlockConstraints, constrain
-from kernelwright.sass.instruction import LEAST_STALL_TO_YIELD, MAX_STALL, MAX_STALL_WITHOUT_YIELD, ControlWord
+from kernelwright.sass.instruction import (
+    LEAST_STALL_TO_YIELD,
+    MAX_STALL,
+    MAX_STALL_WITHOUT_YIELD,
+    ControlWord,
+    hint_bits,
+    hint_flips,
+)
 from kernelwright.sass.program import Kernel, Program
 from kernelwright.sass.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
 
@@ -170,13 +177,22 @@ class ReuseEdit:
     operand: int
 
 
-AnyMove = Move | ClusterMove | StallEdit | YieldEdit | ReuseEdit
+@dataclass(frozen=True, slots=True)
+class HintEdit:
+    """Flip bits of the cache hint of the global load or store in `slot`; see `kernelwright.sass.instruction.hint_flips`."""
+
+    slot: int
+    flips: int
+
+
+AnyMove = Move | ClusterMove | StallEdit | YieldEdit | ReuseEdit | HintEdit
 _KINDS: dict[str, type[AnyMove]] = {
     "move": Move,
     "cluster": ClusterMove,
     "stall": StallEdit,
     "yield": YieldEdit,
     "reuse": ReuseEdit,
+    "hint": HintEdit,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 MOVE_KINDS = tuple(_KINDS)
@@ -227,11 +243,13 @@ class Edit:
         extra_stall: cycles beyond the least stall, 0 or more.
         flips_yield: whether it yields where the original does not, or the other way round.
         flips_reuse: mask of operands that are kept where they would not be, or the other way round.
+        flips_hint: bits of the cache hint that differ from the original's.
     """
 
     extra_stall: int = 0
     flips_yield: bool = False
     flips_reuse: int = 0
+    flips_hint: int = 0
 
 
 _NO_EDIT = Edit()
@@ -383,7 +401,8 @@ class Schedule:
         for slot, index in enumerate(self.order):
             instruction = self.kernel.instructions[index]
             control = self.control(slot)
-            words.append(instruction.word if control is instruction.control else control.encode(instruction.word))
+            word = instruction.word ^ hint_bits(self.edit_of(index).flips_hint)
+            words.append(word if control is instruction.control else control.encode(word))
         return words
 
     def cubin(self, program: Program) -> bytes:
@@ -460,6 +479,11 @@ class Schedule:
             if must_change and unchanged:
                 return None
             return _Outcome(block, None, stalls, index, replace(edit, extra_stall=extra[index]))
+        if isinstance(move, HintEdit):
+            flips = edit.flips_hint ^ move.flips
+            if move.flips <= 0 or (flips and flips not in hint_flips(self.kernel.instructions[index])):
+                return None
+            return _Outcome(self._segment_of[move.slot][0], None, None, index, replace(edit, flips_hint=flips))
         if isinstance(move, YieldEdit):
             changed = replace(edit, flips_yield=not edit.flips_yield)
         elif move.operand in OPERAND_SLOTS:
