@@ -158,7 +158,8 @@ def optimize(
         out: The run directory.
         policy: Who proposes candidates: `builtin`, or a policy such as one of `contrastive.model_policy.policy_for_run`.
         device: `auto` (for a model where it is), `cpu`, `cuda` or `cuda:N`.
-        budget: Proposals to look at for each form of inputs, those already in `out` included.
+        budget: Proposals to look at for each form of inputs, those already in `out` included. Where a model's layers are
+            equal, for one of them, which is searched for all, and then for the whole.
         judged: Candidates of `builtin` that the judge takes, screened ones; those that look too good come on top.
         settings: Of the judge.
         on_event: Told about progress.
@@ -194,7 +195,12 @@ def optimize(
     )
     if not isinstance(task, Task | str | Path):
         splits = chosen.name == OWN_POLICY and (settings is None or settings.timed)
-        return optimize_model(task, example_inputs, device=device, out=Path(out), search=search, splits=splits)
+
+        def tell(message: str) -> None:
+            if on_event is not None:
+                on_event(SearchEvent(message, lasting=True))
+
+        return optimize_model(task, example_inputs, device=device, out=Path(out), search=search, splits=splits, tell=tell)
     if example_inputs is not None:
         raise UsageError("Wanted a model beside example_inputs; found a task, which draws its own. Leave them out.")
     return search(_task(task), device=device, out=Path(out))

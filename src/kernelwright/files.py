@@ -47,7 +47,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     return path.read_bytes()
 
 
-def replace_file(target: Path, data: bytes) -> None:
+def replace_file(target: Path, data: bytes | memoryview) -> None:
     """Write a file in one step: whoever reads it finds the old one or the new one, also after a kill.
 
     Raises:

@@ -84,7 +84,7 @@ def found_in(model: nn.Module, **inputs: Any) -> list[EqualModules]:
 def test_equal_layers_are_found() -> None:
     (layers,) = found_in(Stack())
     assert layers.paths == tuple(f"layers.{place}" for place in range(4))
-    assert (layers.calls, layers.share) == (4, 8 / 9)
+    assert layers.calls == 4
     assert repr(layers.inputs) == "(float32[256, 8], [float32[8], float32[8]], mask=None)"
     (layer,) = found_in(Stack(odd="shared"))
     assert (layer.paths, layer.calls) == (("layers.0",), 4)
@@ -97,15 +97,38 @@ def test_layers_that_compute_something_else_or_are_called_otherwise_are_left_out
     assert found_in(Stack(3, odd=odd)) == [], "two are too few"
 
 
+class Cached(Stack):
+    """Layers that write into an object of their model's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cache = Cached.Cache()
+        for layer in self.layers:
+            x = layer(x, (torch.ones(WIDTH), torch.zeros(WIDTH)), mask=cache)
+        return x
+
+    class Cache:
+        def __rmul__(self, y: torch.Tensor) -> torch.Tensor:
+            return y
+
+
+def test_layers_that_no_task_can_call_are_left_to_the_whole(tmp_path: Path) -> None:
+    search, heard = Search(tmp_path, alone=3.0, whole=1.5, judged=0.9), list[str]()
+    search(Cached(), on_event=lambda event: heard.append(str(event)))
+    assert [what for what in search.tasks if what[0] == "Screen"] == [("Screen", "Cached")]
+    assert heard[0].startswith("no layer is searched for all: Wanted layers that take tensors and plain data")
+    assert heard[0].endswith("Layer takes a Cache. Where the model can do without, as by use_cache=False, call it so.")
+
+
 class Search:
     """A search in which a layer alone and the whole gain what they are said to, by the technique that says it last."""
 
     def __init__(self, folder: Path, alone: float, whole: float, judged: float) -> None:
         self.folder, self.alone, self.whole, self.judged = folder, alone, whole, judged
 
-    def __call__(self, model: nn.Module, budget: int = 8) -> ModelResult:
+    def __call__(self, model: nn.Module, **options: Any) -> ModelResult:
         self.executor = FakeExecutor(self.find)
-        return kernelwright.optimize(model.eval(), X, out=self.folder, budget=budget, judged=1, evaluator=self.executor)
+        given = {"out": self.folder, "budget": 8, "judged": 1, "evaluator": self.executor, **options}
+        return kernelwright.optimize(model.eval(), X, **given)
 
     def find(self, work: Screen | Evaluate) -> Any:
         return self.looks(work) if isinstance(work, Screen) else self.verdict(work)
@@ -113,7 +136,7 @@ class Search:
     def looks(self, work: Screen) -> Iterator[Screened | None]:
         assert work.policy is not None
         given = Context(task=work.task, device="cpu", history=(), seed=0, screened=tuple(work.earlier))
-        gain = self.whole if "Stack" in work.task.id else self.alone
+        gain = self.alone if work.task.id == "Layer" else self.whole
         for place, one in enumerate(work.policy.propose(given, work.budget - len(work.earlier))):
             carried = EQUAL_LAYERS in one.techniques or gain == self.alone
             estimate = gain * (1 - 0.01 * place) if carried else 1.0
@@ -139,7 +162,9 @@ def test_one_layer_is_searched_and_the_whole_is_judged_once(depth: int, tmp_path
     ((block,),) = result.blocks.values()
     assert (block.search.screened, found.screened, found.evaluations) == (8, 5, 1)
     assert f"{depth} equal " in str(result)
-    assert "one searched for all, 8 screened, at best about 3.00x alone" in str(result)
+    assert "8 screened on one for all: about 3.00x alone, which makes " in str(result)
+    assert block.in_the_whole == pytest.approx(1 / (1 - block.share + block.share / 3))
+    assert block.in_the_whole < block.bound
     assert found.best is not None
     assert found.best.techniques[0] == EQUAL_LAYERS
     assert found.best.source.count("def _part_") == 1

@@ -58,7 +58,7 @@ class BlocksPass(RecipePass):
 
     def suits(self, task: TaskContext) -> bool:
         """False where such submodules were not searched."""
-        return task.blocks.keys() >= set(self.paths)
+        return task.blocks.keys() >= set(self.paths) and not task.is_erratic
 
     def apply(self, draft: Draft) -> bool:
         """Rewrite one submodule of each kind."""

@@ -6,22 +6,22 @@ since a layer that wins alone may lose in the whole.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from torch import nn
 
-from kernelwright.errors import ModelError
+from kernelwright.errors import InfrastructureError, ModelError, TaskError
 from kernelwright.records import RunDirectory
 from kernelwright.records.decisions import SCHEDULE, ranked
 from kernelwright.records.screened import Screened
 from kernelwright.rewrites.passes import WrapperPass, stored_recipe
 from kernelwright.rewrites.recipes import Recipe, SearchedBlock
 from kernelwright.search.optimize import OptimizeResult
-from kernelwright.tasks.in_memory import ModelCall, name_of, task_of, tried
-from kernelwright.tasks.in_memory.repeated import equal_modules
+from kernelwright.tasks.in_memory import ModelCall, task_of, tried
+from kernelwright.tasks.in_memory.repeated import equal_modules, time_shares
 
 _RECIPES = 3
 """Recipes of one layer, those nearly as fast as the best, that are tried in the whole. Our choice."""
@@ -29,25 +29,43 @@ _RECIPES = 3
 
 @dataclass(frozen=True, slots=True)
 class BlockResult:
-    """Outcome of the search of one of several equal submodules."""
+    """Outcome of the search of one of several equal submodules. Printed, it tells what that can mean for the whole."""
 
     name: str
-    """Class of the submodules."""
+    """The submodules in words."""
     block: SearchedBlock
     share: float
-    """Share of the model's calls of innermost submodules that they make."""
+    """Share of the model's time that they take."""
     search: OptimizeResult
-    best: Screened | None
-    """The fastest look at one of them; None where none was right."""
+    alone: float
+    """Estimated speedup of one of them; 1 where none was found."""
+
+    @property
+    def in_the_whole(self) -> float:
+        """Speedup of the whole that follows from theirs, by Amdahl's law."""
+        return 1.0 / (1.0 - self.share + self.share / self.alone)
+
+    @property
+    def bound(self) -> float:
+        """Speedup of the whole if they took no time, by Amdahl's law."""
+        return 1.0 / (1.0 - self.share)
 
     def __str__(self) -> str:
-        first, count = self.block.paths[0], self.block.calls
-        found = f"at best about {self.best.estimate:.2f}x alone" if self.best and self.best.estimate else "none right"
-        return f"{count} equal {self.name} ({first}, ...): one searched for all, {self.search.screened} screened, {found}"
+        return (
+            f"{self.name} take {self.share:.0%} of the time; {self.search.screened} screened on one for all: about "
+            f"{self.alone:.2f}x alone, which makes {self.in_the_whole:.2f}x of the whole, of {self.bound:.2f}x at most"
+        )
 
 
 def search_blocks(
-    model: nn.Module, call: ModelCall, folder: Path, search: Callable[..., OptimizeResult], device: str, out: Path
+    model: nn.Module,
+    call: ModelCall,
+    folder: Path,
+    search: Callable[..., OptimizeResult],
+    *,
+    device: str,
+    out: Path,
+    tell: Callable[[str], None],
 ) -> list[BlockResult]:
     """Search one of each kind of equal submodules of a model; none where they are few, or cannot be searched alone.
 
@@ -58,18 +76,23 @@ def search_blocks(
         search: Screens proposals for a task, and has none judged.
         device: The device.
         out: Run directory of the whole; each kind has one in it.
+        tell: Callback for what is searched, and why a layer is not searched alone.
     """
-    results = []
-    for number, equal in enumerate(equal_modules(model, call.examples[0]), start=1):
-        try:
-            (one,) = tried(equal.module, [equal.inputs], alone=True)
-            task = task_of(equal.module, one, folder)
-        except ModelError:  # it takes or returns what no task can, such as a cache: the whole is searched as ever
-            return []
-        found = search(task, device=device, out=out / f"block-{number}")
-        looks = ranked([*RunDirectory(found.run).screened()])
-        block = SearchedBlock(task, equal.paths, equal.inputs.args, equal.inputs.kwargs, equal.calls, tuple(_fastest(looks)))
-        results.append(BlockResult(name_of(equal.module), block, equal.share, found, looks[0] if looks else None))
+    results, example = [], call.examples[0]
+    try:
+        kinds = equal_modules(model, example)
+        for number, (kind, share) in enumerate(zip(kinds, time_shares(model, example, kinds), strict=True), start=1):
+            (one,) = tried(kind.module, [kind.inputs], alone=True)
+            task = task_of(kind.module, one, folder)
+            tell(f"searching one of {kind.name} for all")
+            found = search(task, device=device, out=out / f"block-{number}")
+            looks = ranked([*RunDirectory(found.run).screened()])
+            block = SearchedBlock(task, kind.paths, kind.inputs.args, kind.inputs.kwargs, kind.calls, tuple(_fastest(looks)))
+            alone = max([1.0, *(look.estimate or 1.0 for look in looks[:1])])
+            results.append(BlockResult(kind.name, block, share, found, alone))
+    except (ModelError, TaskError, InfrastructureError) as error:
+        tell(f"no layer is searched for all: {error}")
+        return []
     return results
 
 
@@ -82,4 +105,4 @@ def _fastest(looks: Iterable[Screened]) -> list[Recipe]:
             found.setdefault(Recipe(tuple(steps)), look.estimate or 0.0)
     best = max(found.values(), default=0.0)
     near = [recipe for recipe, estimate in found.items() if estimate >= SCHEDULE.finalist * best]
-    return list(itertools.islice(near, _RECIPES))
+    return list(islice(near, _RECIPES))

@@ -685,7 +685,7 @@ class Engine:
                 return
             for baseline in work.baselines:
                 self._fail(task, baseline.techniques[0], error)
-        elif isinstance(work, Screen) and self.state.plan.raises:
+        elif isinstance(work, Screen) and self.state.plan.raises and self.state.plan.judged:
             self._log(task, f"cannot be screened, so all are judged: {error}", lasting=True)
             task.look = "judged"
         elif isinstance(work, Screen):

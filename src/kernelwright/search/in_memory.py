@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -78,7 +79,14 @@ def _to_settle(found: Evaluation) -> str:
 
 
 def optimize_model(
-    model: object, example_inputs: Any, *, device: str, out: Path, search: TaskSearch, splits: bool = False
+    model: object,
+    example_inputs: Any,
+    *,
+    device: str,
+    out: Path,
+    search: TaskSearch,
+    splits: bool = False,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> ModelResult:
     """Search for each form of inputs, and put what was confirmed into the model.
 
@@ -89,6 +97,7 @@ def optimize_model(
         out: The run directory; with several forms of inputs it holds one for each.
         search: TaskSearches for a task on a device in a run directory.
         splits: True searches one of several equal layers, and then the whole with what was found, by the built-in policy.
+        tell: Callback for what is searched, where it splits.
 
     Raises:
         ModelError: the model or the inputs cannot be used.
@@ -122,8 +131,10 @@ def optimize_model(
                 from kernelwright.search.blocks import search_blocks
 
                 layers = partial(search, judged=0, baselines=())
-                parts = blocks[call.description] = search_blocks(checked, call, out / "model", layers, name, run)
+                parts = search_blocks(checked, call, out / "model", layers, device=name, out=run, tell=tell)
+                blocks[call.description] = parts
                 if any(part.block.recipes for part in parts):
+                    tell("trying in the whole what was found")
                     options["policy"] = BuiltinPolicy(blocks=[part.block for part in parts])
             searches[call.description] = found = search(task, device=name, out=run, **options)
             if found.best is not None and found.best.speedup_low is not None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from kernelwright.errors import ModelError
 from kernelwright.tasks.in_memory.inputs import (
     ExampleCall,
     Inputs,
     call_untouched,
     form_of,
     leaves_of,
+    name_of,
+    untouched,
 )
 from kernelwright.tasks.input_sets import copied, map_tensors
 
@@ -38,8 +43,11 @@ class EqualModules:
     """Arguments of its first call."""
     calls: int
     """Calls of all of them in one call of the model."""
-    share: float
-    """Share of the model's calls of innermost submodules that they make."""
+
+    @property
+    def name(self) -> str:
+        """All of them in words."""
+        return f"{self.calls} equal {name_of(self.module)} ({self.paths[0]}, ...)"
 
 
 @dataclass(slots=True)
@@ -48,7 +56,7 @@ class _Lookalikes:
 
     paths: list[str] = field(default_factory=list)
     inputs: Inputs | None = None
-    others: set[str] = field(default_factory=set)
+    others: list[str] = field(default_factory=list)
     """Those that compute something else than the first."""
 
 
@@ -59,78 +67,115 @@ def equal_modules(model: nn.Module, call: ExampleCall) -> list[EqualModules]:
     what that one does, on that one's inputs.
 
     Raises:
-        ModelError: the call failed.
+        ModelError: the call failed, or the submodules take arguments that are no plain data, so that none stands alone.
     """
     named = dict(model.named_modules())
     forms: dict[str, list[Any]] = defaultdict(list)
+    strange: dict[Any, list[str]] = defaultdict(list)
 
     def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forms[path].append(form_of((args, kwargs), []))
+        for kind in map(type, (*args, *kwargs.values())):
+            if kind not in (torch.Tensor, nn.Parameter, list, tuple, dict, bool, int, float, str, type(None)):
+                strange[type(named[path]), kind].append(path)
 
-    _watched(model, call, named, note)
-    alike: dict[Any, _Lookalikes] = defaultdict(_Lookalikes)
-    for path, part in named.items():
-        if path and len(set(forms[path])) == 1 and any(True for _ in part.children()):
-            alike[_looks(part), forms[path][0]].paths.append(path)
+    with _watched(named, note):
+        call_untouched(model, call)
 
     def calls(group: _Lookalikes) -> int:
         return sum(len(forms[path]) for path in group.paths)
 
-    groups = [group for group in alike.values() if calls(group) >= _LEAST]
+    groups = [group for group in _lookalikes(named, forms) if calls(group) >= _LEAST]
     while chosen := list(_outermost(groups)):
         _compare(model, call, named, chosen)
-        for group in chosen:
-            group.paths = [path for path in group.paths if path not in group.others]
         count = len(groups)
         groups = [group for group in groups if calls(group) >= _LEAST]
         if len(groups) == count:
             break
     innermost = {path: len(forms[path]) for path, part in named.items() if not any(True for _ in part.children())}
-    total = sum(innermost.values())
-    found = []
+    total, large = max(sum(innermost.values()), 1), {}
     for group in chosen:
-        inside = sum(count for path, count in innermost.items() if _is_inside(path, group.paths))
-        assert group.inputs is not None
-        first = named[group.paths[0]]
-        found.append(EqualModules(tuple(group.paths), first, group.inputs, calls(group), inside / max(total, 1)))
-    found = [one for one in found if one.share >= _SHARE_OF_EACH]
-    return found if sum(one.share for one in found) >= _SHARE else []
+        share = sum(count for path, count in innermost.items() if _is_inside(path, group.paths)) / total
+        if share >= _SHARE_OF_EACH and group.inputs is not None:
+            first = named[group.paths[0]]
+            large[share, group.paths[0]] = EqualModules(tuple(group.paths), first, group.inputs, calls(group))
+    if sum(share for share, _ in large) >= _SHARE:
+        return [*large.values()]
+    several = [(kind, given) for (kind, given), paths in strange.items() if len(paths) >= _LEAST]
+    for kind, given in several[:1]:
+        raise ModelError(
+            f"Wanted layers that take tensors and plain data, so that one can be searched for all; found that each "
+            f"{name_of(kind)} takes a {given.__name__}. Where the model can do without, as by use_cache=False, call it so."
+        )
+    return []
 
 
+def _lookalikes(named: Mapping[str, nn.Module], forms: Mapping[str, list[Any]]) -> Iterator[_Lookalikes]:
+    """Submodules with submodules of their own, by what they look like and the one form of their calls."""
+    alike: dict[Any, _Lookalikes] = defaultdict(_Lookalikes)
+    for path, part in named.items():
+        if path and len(set(forms[path])) == 1 and any(True for _ in part.children()):
+            alike[_looks(part), forms[path][0]].paths.append(path)
+    yield from alike.values()
+
+
+def time_shares(model: nn.Module, call: ExampleCall, kinds: Sequence[EqualModules]) -> list[float]:
+    """Shares of the time of one call of a model that all submodules of each kind take."""
+    kind_of = {path: number for number, kind in enumerate(kinds) for path in kind.paths}
+    spent_s, began_s = [0.0] * len(kinds), 0.0
+
+    def now_s() -> float:
+        if call.tensors[0].is_cuda:
+            torch.cuda.synchronize(call.tensors[0].device)
+        return time.perf_counter()
+
+    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal began_s
+        began_s = now_s()
+
+    def after(path: str, result: Any) -> None:
+        spent_s[kind_of[path]] += now_s() - began_s
+
+    given, parts = call.copied(), {path: model.get_submodule(path) for path in kind_of}
+    with untouched(model):
+        model.forward(*given.args, **given.kwargs)
+        start_s = now_s()
+        with _watched(parts, before, after):
+            model.forward(*given.args, **given.kwargs)
+        whole_s = now_s() - start_s
+    return [one_s / whole_s for one_s in spent_s]
+
+
+@contextmanager
 def _watched(
-    model: nn.Module,
-    call: ExampleCall,
-    parts: dict[str, nn.Module],
+    parts: Mapping[str, nn.Module],
     before: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
     after: Callable[[str, Any], None] = lambda path, result: None,
-) -> None:
-    """Call a model and tell of each call of some parts before it and after it, but of none that `before` makes."""
+) -> Iterator[None]:
+    """Tell of each call of some parts before it and after it, but of none that `before` makes."""
     is_idle = True
 
-    def enter(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal is_idle
         if is_idle:
             is_idle = False
             before(path, args, kwargs)
             is_idle = True
 
-    def leave(path: str, result: Any) -> None:
+    def leave(path: str, part: nn.Module, args: Any, result: Any) -> None:
         if is_idle:
             after(path, result)
 
     with ExitStack() as hooks:
         for path, part in parts.items():
-            hooks.enter_context(
-                part.register_forward_pre_hook(
-                    lambda _, args, kwargs, path=path: enter(path, args, kwargs), with_kwargs=True
-                )
-            )
-            hooks.enter_context(part.register_forward_hook(lambda _, args, result, path=path: leave(path, result)))
-        call_untouched(model, call)
+            begin, end = partial(enter, path), partial(leave, path)
+            hooks.enter_context(part.register_forward_pre_hook(begin, with_kwargs=True))
+            hooks.enter_context(part.register_forward_hook(end))
+        yield
 
 
 def _compare(model: nn.Module, call: ExampleCall, named: dict[str, nn.Module], groups: Sequence[_Lookalikes]) -> None:
-    """Note in groups that do not overlap which members differ from the first, and the arguments of the first one's call."""
+    """Leave members that differ from the first out of groups that do not overlap, and note the first's arguments."""
     group_of = {path: group for group in groups for path in group.paths}
     wanted: dict[str, Any] = {}
 
@@ -147,9 +192,12 @@ def _compare(model: nn.Module, call: ExampleCall, named: dict[str, nn.Module], g
 
     def after(path: str, result: Any) -> None:
         if path in wanted and not _are_close(wanted.pop(path), result):
-            group_of[path].others.add(path)
+            group_of[path].others.append(path)
 
-    _watched(model, call, {path: named[path] for path in group_of}, before, after)
+    with _watched({path: named[path] for path in group_of}, before, after):
+        call_untouched(model, call)
+    for group in groups:
+        group.paths = [path for path in group.paths if path not in group.others]
 
 
 def _looks(part: nn.Module) -> tuple[Any, ...]:

@@ -63,6 +63,9 @@ def get_init_inputs():
 
 _NO_PART = ("training", "last_path")
 """Plain attributes that are no part of what a model computes: its mode, told apart, and the path of its latest call."""
+_SHARED_BYTES = 1 << 30
+"""Size of a model's file from which the processes that load it share its pages: a judge and screening are a dozen. Our
+choice."""
 _SHOWN = 24_000
 """Most characters of a model's description in a task's text, where language models read it. Our choice."""
 
@@ -136,7 +139,7 @@ def _inputs_file(key: str) -> str:
     return f"inputs-{key}.pt"
 
 
-def _stored(content: object, model: nn.Module) -> bytes:
+def _stored(content: object, model: nn.Module) -> memoryview:
     buffer = BytesIO()
     with _by_value(model):
         try:
@@ -146,7 +149,7 @@ def _stored(content: object, model: nn.Module) -> bytes:
                 f"Wanted a model that can be pickled, since it is judged in other processes; {_unpicklable(model)}: "
                 f"{str(error).splitlines()[0]}. Make it in forward, or leave it out of __getstate__."
             ) from error
-    return buffer.getvalue()
+    return buffer.getbuffer()
 
 
 @contextlib.contextmanager
@@ -229,7 +232,8 @@ def stored_inputs(key: str) -> list[torch.Tensor]:
 def _loaded(name: str) -> Any:
     for folder in sys.path:
         if (file := Path(folder) / name).is_file():
-            return torch.load(file, map_location="cpu", weights_only=False)
+            shared = file.stat().st_size > _SHARED_BYTES
+            return torch.load(file, map_location="cpu", weights_only=False, mmap=shared)
     raise FileNotFoundError(f"no {name} on Python's path; put the folder `model` of its run on PYTHONPATH")
 
 
