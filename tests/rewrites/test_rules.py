@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.rules.products import heads_inside_on_gpu
 from tests.quick import exhaustive_but
-from tests.rewrites.samples import apply_rules, compare, task_text
+from tests.rewrites.samples import apply_rules, compare, load, task_text
 
 X = "torch.randn(4, 6)"
 IMAGE = "torch.randn(2, 4, 9, 8)"
 LINEAR = "self.f = nn.Linear(6, 8)"
 CONV = "self.f = nn.Conv2d(4, 5, 3)"
 UP = "self.f = nn.ConvTranspose2d(4, 5, 3, {})"
+
+JOINED = "self.f, self.g, self.h = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 9)"
 
 FIRES: list[tuple[str, str, str, str]] = [
     ("remove-unused", "unread = torch.exp(a)\nreturn a + 1", X, "pass"),
@@ -121,6 +125,27 @@ FIRES: list[tuple[str, str, str, str]] = [
         "return torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c",
         "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)",
         "pass",
+    ),
+    (
+        "share-heads",
+        "b, c = (x[:, :, None].expand(2, 2, 3, 7, 4).reshape(2, 6, 7, 4) for x in (b, c))\n"
+        "return F.scaled_dot_product_attention(a, b, c)",
+        "torch.randn(2, 6, 5, 4), torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 4)",
+        "pass",
+    ),
+    ("join-linears", "return self.f(a) * self.g(a), self.h(a)", X, JOINED),
+    (
+        "join-linears",
+        "return self.f(a) + self.h(a)[:, :8]",
+        X,
+        "self.f, self.h = (nn.Linear(6, n, bias=False) for n in (8, 9))",
+    ),
+    ("activation-in-product", "return torch.relu(self.f(a)), F.gelu(self.g(a[None]), approximate='tanh')", X, JOINED),
+    (
+        "activation-in-product",
+        "return torch.relu(torch.addmm(self.b, a.view(-1, 3), self.w).view(2, 2, 8))",
+        "torch.randn(2, 2, 3)",
+        "self.w, self.b = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(8))",
     ),
     (
         "rotate-before-transpose",
@@ -304,6 +329,39 @@ FIRES: list[tuple[str, str, str, str]] = [
 ]
 
 HOLDS_BACK: list[tuple[str, str, str, str, str]] = [
+    (
+        "one has a bias",
+        "join-linears",
+        "return self.f(a), self.g(a)",
+        X,
+        "self.f, self.g = nn.Linear(6, 8), nn.Linear(6, 8, False)",
+    ),
+    ("one weight of two", "join-linears", "return self.f(a), self.f(a * 2), self.g(a)", X, JOINED),
+    ("computed weights", "join-linears", "return F.linear(a, b * 2), F.linear(a, b * 3)", f"{X}, torch.randn(8, 6)", "pass"),
+    ("two tensors", "join-linears", "return self.f(a), self.g(a + 1)", X, JOINED),
+    ("GELU by erf", "activation-in-product", "return F.gelu(self.f(a))", X, LINEAR),
+    ("another reader", "activation-in-product", "y = self.f(a)\nreturn torch.relu(y) + y", X, LINEAR),
+    (
+        "a matrix added",
+        "activation-in-product",
+        "return torch.relu(torch.addmm(b, a, b))",
+        "torch.randn(6, 6), torch.randn(6, 6)",
+        "pass",
+    ),
+    (
+        "heads in turn",
+        "share-heads",
+        "return F.scaled_dot_product_attention(a, *(x[:, None].expand(2, 3, 2, 7, 4).reshape(2, 6, 7, 4) for x in (b, c)))",
+        "torch.randn(2, 6, 5, 4), torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 4)",
+        "pass",
+    ),
+    (
+        "values of their own",
+        "share-heads",
+        "return F.scaled_dot_product_attention(a, b[:, :, None].expand(2, 2, 3, 7, 4).reshape(2, 6, 7, 4), c)",
+        "torch.randn(2, 6, 5, 4), torch.randn(2, 2, 7, 4), torch.randn(2, 6, 7, 4)",
+        "pass",
+    ),
     ("dropout drops", "remove-noops", "return F.dropout(a, 0.5, True)", X, "pass"),
     (
         "a random call is read later",
@@ -674,3 +732,51 @@ def test_other_results_of_wide_attention_stay_as_they_lie(forward, inputs):
     rewritten = apply_rules(task_text(forward, inputs), "wide-attention")
     assert rewritten.fired == ("wide-attention",)
     assert "heads_inside_on_gpu" not in rewritten.source
+
+
+def test_weights_that_move_together_stay_the_parameters_that_they_were() -> None:
+    """What is written to one is read, however it is written: in place, by its data, by loading; also in a copy."""
+    done = apply_rules(
+        task_text("return self.f(a), self.g(a), self.h(a)", f"{X}.double()", f"{JOINED}\nself.double()"), "join-linears"
+    )
+    model = load(done.source, "moved").ModelNew()
+    given = torch.randn(4, 6, dtype=torch.float64)
+
+    def expected(of: Any) -> list[torch.Tensor]:
+        return [F.linear(given, layer.weight, layer.bias) for layer in (of.f, of.g, of.h)]
+
+    before = dict(model.named_parameters())
+    with torch.no_grad():
+        model(given)
+        assert model.f.weight.untyped_storage().data_ptr() == model.h.weight.untyped_storage().data_ptr(), (
+            "they lie together"
+        )
+        model.g.weight.mul_(2)
+        torch.testing.assert_close(list(model(given)), expected(model))
+        model.h.bias.data = torch.randn(9, dtype=torch.float64)
+        torch.testing.assert_close(list(model(given)), expected(model))
+        twin = copy.deepcopy(model)
+        twin.f.weight.add_(1)
+        torch.testing.assert_close(list(twin(given)), expected(twin))
+        torch.testing.assert_close(list(model(given)), expected(model))
+        model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+        torch.testing.assert_close(list(model(given)), expected(model))
+    with torch.inference_mode():
+        torch.testing.assert_close(list(model(given)), expected(model))
+    assert dict(model.named_parameters()) == before, "the same objects"
+    sum(part.sum() for part in model(given)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_weights_of_somebodys_memory_stay_where_they_are() -> None:
+    done = apply_rules(
+        task_text("return self.f(a), self.g(a), self.h(a)", f"{X}.double()", f"{JOINED}\nself.double()"), "join-linears"
+    )
+    model = load(done.source, "shared").ModelNew()
+    flat = torch.randn(2 * 48, dtype=torch.float64)
+    model.f.weight.data, model.g.weight.data = (part.view(8, 6) for part in flat.split(48))
+    given = torch.randn(4, 6, dtype=torch.float64)
+    with torch.no_grad():
+        model(given)
+        flat.zero_()
+        torch.testing.assert_close(model(given)[0], model.f.bias.expand(4, 8))

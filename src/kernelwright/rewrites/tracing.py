@@ -118,11 +118,13 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
         if counts and all(is_mutable(user) for user in target.users):
             return
         raise UntraceableError(f"{node.target} writes to {target.name}")
-    if _shares_storage(target):
+    if _shares_storage(target, node):
         raise OtherFormError(f"{node.target} writes to storage that another value shares")
     name = cast(Any, node.target)._schema.name.split("::")[1]
     packet = getattr(aten, name.removesuffix("_"), None)
     overload = getattr(packet, cast(Any, node.target)._overloadname, None) if name.endswith("_") else None
+    if node.target is aten.bernoulli_.float:  # stochastic depth draws so
+        overload = aten.bernoulli.p
     if overload is None or overload._schema.is_mutable:
         raise UntraceableError(f"{node.target} has no form that leaves its input alone")
     nodes = list(graph.nodes)
@@ -131,10 +133,20 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
     target.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
 
 
-def _shares_storage(node: fx.Node) -> bool:
-    """True where another value may look at this one's storage: it is a view, or has views."""
-    candidates = (node, *(user for user in node.users if is_tensor(user)))
-    return any(is_view_call(item) and not is_mutable(item) for item in candidates)
+def _shares_storage(target: fx.Node, writer: fx.Node) -> bool:
+    """True where a call writes to storage of another value that is read later, such as one that the target is a view of."""
+    nodes = list(target.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    family = [target]
+    while is_view_call(family[0]) and not is_mutable(family[0]):
+        family.insert(0, cast(fx.Node, family[0].args[0]))
+    for member in family:
+        views = (user for user in member.users if is_tensor(user) and is_view_call(user) and not is_mutable(user))
+        family += [user for user in views if user not in family and place[user] < place[writer]]
+    others = (member for member in family if member is not target)
+    return family[0].op == "placeholder" or any(
+        place[user] > place[writer] for member in others for user in member.users if user not in family
+    )
 
 
 def is_view_call(node: fx.Node) -> bool:

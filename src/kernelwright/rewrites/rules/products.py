@@ -7,6 +7,7 @@ import math
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from kernelwright.rewrites.graph import (
@@ -31,7 +32,6 @@ from kernelwright.rewrites.rules.affine import CONVOLUTIONS, affine
 from kernelwright.rewrites.rules.base import each
 
 PRODUCTS = (aten.matmul, aten.mm, aten.bmm)
-SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 @each(aten.einsum)
@@ -217,15 +217,15 @@ def one_below_another(*weights: torch.Tensor) -> torch.Tensor:
 def join_linears(editor: Editor) -> int:
     """Linear operators of one tensor, such as queries, keys and values, are one product, of which they are slices.
 
-    Conditions: numbers of 16 bits; the weights are parameters, each read by one of them; all have a bias, or none has. The
-    weights then lie one below another (`one_below_another`).
+    Conditions: not float32, whose products have kernels of their own; the weights are parameters, each read by one of
+    them; all have a bias, or none has. The weights then lie one below another (`one_below_another`).
     """
     found: dict[tuple[object, ...], list[fx.Node]] = {}
     for node in editor.nodes(aten.linear):
         source, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
         state = [item for item in (weight, bias) if item is not None]
         is_live = all(item.op == "placeholder" and item.meta["role"] == "state" and len(item.users) == 1 for item in state)
-        if is_live and dtype(node) in SIXTEEN_BITS:
+        if is_live and dtype(node) != torch.float32:
             found.setdefault((source, bias is None), []).append(node)
     groups = [members for members in found.values() if len(members) > 1]
     start = editor.nodes()[0]
@@ -241,16 +241,24 @@ def join_linears(editor: Editor) -> int:
     return len(groups)
 
 
+def activated_product(bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, by_tanh: bool) -> torch.Tensor:
+    """ReLU of a product with a bias, or GELU by tanh; on a GPU within the product. A processor's takes another GELU."""
+    if rows.is_cuda:
+        return torch._addmm_activation(bias, rows, weight, use_gelu=by_tanh)
+    result = torch.addmm(bias, rows, weight)
+    return F.gelu(result, approximate="tanh") if by_tanh else torch.relu(result)
+
+
 @each(aten.relu, aten.gelu)
 def activation_in_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     """ReLU, or GELU by tanh, of a linear operator or `addmm` is computed by the library's product.
 
-    Conditions: numbers of 16 bits; a bias is a vector; the product has no other reader than the activation, or a view.
+    Conditions: not float32; a bias is a vector; the product has no other reader than the activation, or a view.
     """
     view = read_once(node.args[0], aten.view, aten.reshape)
     product = read_once(view.args[0] if view else node.args[0], aten.linear, aten.addmm)
     by_tanh = is_call(node, aten.gelu)
-    if product is None or dtype(node) not in SIXTEEN_BITS:
+    if product is None or dtype(node) == torch.float32:
         return None
     if by_tanh and argument(node, "approximate") != "tanh":
         return None
@@ -266,7 +274,7 @@ def activation_in_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     if len(shape(bias)) != 1 or shape(bias) != shape(right)[1:] or len(shape(right)) != 2:
         return None
     rows = left if len(shape(left)) == 2 else editor.reshape(node, left, (-1, shape(left)[-1]))
-    result = editor.call(node, aten._addmm_activation.default, bias, rows, right, use_gelu=by_tanh)
+    result = editor.call(node, activated_product, bias, rows, right, by_tanh)
     return editor.reshape(node, result, shape(node))
 
 
@@ -309,12 +317,12 @@ def wide_attention(editor: Editor, node: fx.Node) -> fx.Node | None:
 def share_heads(editor: Editor, node: fx.Node) -> fx.Node | None:
     """Attention to keys and values that are repeated for several queries' heads reads each of them once.
 
-    Conditions: four dimensions; numbers of 16 bits, for which PyTorch has such a kernel; each head of keys and values is
+    Conditions: four dimensions; not float32, for which PyTorch has no such kernel; each head of keys and values is
     repeated for the same number of neighbouring heads.
     """
     query, *repeated = node.args[:3]
     once = [_before_repeats(item) for item in repeated]
-    if argument(node, "enable_gqa") or dtype(node) not in SIXTEEN_BITS or not is_tensor(query) or len(once) < 2:
+    if argument(node, "enable_gqa") or dtype(node) == torch.float32 or not is_tensor(query) or len(once) < 2:
         return None
     key, values = once
     if key is None or values is None or shape(key)[:2] != shape(values)[:2]:

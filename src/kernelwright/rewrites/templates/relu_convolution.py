@@ -9,7 +9,7 @@ its own for what follows. Folded filters are rounded to 16 bits, as eager rounds
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -25,35 +25,75 @@ from kernelwright.rewrites.graph import (
     shape,
     value,
 )
-from kernelwright.rewrites.templates.base import CallTemplate, TemplateKernel, kernel_text
+from kernelwright.rewrites.templates.base import CallTemplate, Kernels, TemplateKernel, kernel_text
 
 MOST_NUMBERS = 1 << 14
 """Numbers of a filter, which one program folds."""
+STATE = ("weight", "bias", "running_mean", "running_var")
+"""What a batch norm reads besides its input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormedConvolution:
+    """A batch norm of a convolution, both without another reader."""
+
+    convolution: fx.Node
+    norm: fx.Node
+
+    @classmethod
+    def of(cls, item: Any) -> NormedConvolution | None:
+        """The one that a node is; None where it is something else, or cuDNN does not take it."""
+        norm = read_once(item, aten.batch_norm)
+        convolution = read_once(norm.args[0], aten.conv2d) if norm is not None else None
+        if norm is None or convolution is None:
+            return None
+        given, given_norm = arguments(convolution), arguments(norm)
+        weight = value(given["weight"])
+        of_16_bits = dtype(convolution) in (torch.float16, torch.bfloat16) and weight.dtype == dtype(convolution)
+        has_all = None not in (given_norm[name] for name in STATE) and not given_norm["training"]
+        dense = weight.is_contiguous() or weight.stride(1) == 1
+        plain = given["groups"] == 1 and not isinstance(given["padding"], str)
+        if of_16_bits and has_all and dense and plain and weight[0].numel() <= MOST_NUMBERS:
+            return cls(convolution=convolution, norm=norm)
+        return None
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Input, weight and bias of the convolution, and the norm's state."""
+        given, norm = arguments(self.convolution), arguments(self.norm)
+        return given["input"], given["weight"], given["bias"], *(norm[name] for name in STATE)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """Epsilon, strides, padding and dilation."""
+        given = arguments(self.convolution)
+        geometry = (numbers(given[name], 2) for name in ("stride", "padding", "dilation"))
+        return (float(arguments(self.norm)["eps"]), *geometry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedConvolution:
-    """A convolution with a batch norm, a residual or None, and ReLU."""
+    """What a ReLU is of: a normed convolution, pooled or not, and a residual or None."""
 
-    convolution: fx.Node
-    norm: fx.Node
+    main: NormedConvolution
+    pool: fx.Node | None
     residual: fx.Node | None
 
     @classmethod
     def of(cls, node: fx.Node) -> FoldedConvolution | None:
         """What a ReLU is of; None where that is something else."""
         inner = read_once(node.args[0])
+        pool = read_once(inner, aten.max_pool2d)
         pair = operand_nodes(inner, aten.add, aten.add_)
-        for norm, residual in (pair, pair[::-1]) if pair else ((inner, None),):
-            norm = read_once(norm, aten.batch_norm)
-            convolution = read_once(norm.args[0], aten.conv2d) if norm is not None else None
-            if norm is not None and convolution is not None and (residual is None or shape(residual) == shape(norm)):
-                return cls(convolution=convolution, norm=norm, residual=residual)
+        for item, residual in (pair, pair[::-1]) if pair else ((pool.args[0] if pool else inner, None),):
+            main = NormedConvolution.of(item)
+            if main is not None and (residual is None or shape(residual) == shape(main.norm)):
+                return cls(main=main, pool=pool, residual=residual)
         return None
 
 
 class ReluConvolution(CallTemplate[FoldedConvolution, None]):
-    """cuDNN's convolution with bias, residual and ReLU. Its options are the norm's epsilon and the geometry."""
+    """cuDNN's convolution with bias, residual and ReLU. Options: function, norm's epsilon and geometry."""
 
     technique = "relu-convolution"
     function: ClassVar = "relu_convolution"
@@ -64,53 +104,50 @@ class ReluConvolution(CallTemplate[FoldedConvolution, None]):
     default = None
 
     def sizes_of(self, node: fx.Node) -> FoldedConvolution | None:
-        """The convolution that a ReLU is of; None where no other reader would do without what lies between."""
+        """The convolution that a ReLU is of; None where what lies between has another reader, or cuDNN does not take it."""
         return FoldedConvolution.of(node)
 
-    def refusal(self, sizes: FoldedConvolution) -> str | None:
-        """The reason why cuDNN does not take it, or would not be quicker; None if it does."""
-        convolution, norm = arguments(sizes.convolution), arguments(sizes.norm)
-        weight = value(convolution["weight"])
-        if dtype(sizes.convolution) not in (torch.float16, torch.bfloat16) or weight.dtype != dtype(sizes.convolution):
-            return f"wanted numbers of 16 bits, found {dtype(sizes.convolution)}"
-        if norm["training"] or None in (norm["weight"], norm["bias"], norm["running_mean"], norm["running_var"]):
-            return "wanted a batch norm with weights in eval mode"
-        if convolution["groups"] != 1 or isinstance(convolution["padding"], str):
-            return f"wanted one group and a padding in numbers, found {convolution['groups']} and {convolution['padding']}"
-        if weight[0].numel() > MOST_NUMBERS or not (weight.is_contiguous() or weight.stride(1) == 1):
-            return f"wanted dense filters of at most {MOST_NUMBERS} numbers, found {tuple(weight.shape)}"
-        return None
+    def refusal(self, sizes: FoldedConvolution) -> None:
+        """None: each that is found is taken."""
 
     def alternatives(self, sizes: FoldedConvolution) -> tuple[None, ...]:
         """There are no knobs."""
         return (None,)
 
     def options(self, node: fx.Node, sizes: FoldedConvolution) -> tuple[Any, ...]:
-        """Epsilon, strides, padding and dilation."""
-        given = arguments(sizes.convolution)
-        geometry = (numbers(given[name], 2) for name in ("stride", "padding", "dilation"))
-        return (float(arguments(sizes.norm)["eps"]), *geometry)
+        """Function, epsilon, strides, padding and dilation."""
+        return ("relu_convolution", *sizes.main.options)
 
     def module(self, knobs: None) -> str:
-        """Text of a module that defines `relu_convolution`."""
+        """Text of a module that defines `relu_convolution` and `branch_convolution`."""
         return kernel_text("relu_convolution.triton.txt")
 
     def values(self, kernel: TemplateKernel) -> dict[str, object]:
         """Values of the places in the caller's text."""
-        return {"options": ", ".join(map(repr, kernel.options))}
+        kind, *others = kernel.options
+        return {"kind": kind, "options": ", ".join(map(repr, others))}
 
-    def outputs(self, kernel: TemplateKernel, *inputs: Any) -> torch.Tensor:
-        """The result for fake tensors."""
+    def outputs(self, kernel: TemplateKernel, *inputs: Any) -> Any:
+        """The result for fake tensors, with the shift of a branch."""
+        kind, _, *geometry = kernel.options
         x, weight, *_ = inputs
-        result = torch.ops.aten.conv2d.default(x, weight, None, *kernel.options[1:])
-        return cast(torch.Tensor, result.contiguous(memory_format=torch.channels_last))
+        result = torch.ops.aten.conv2d.default(x, weight, None, *geometry).contiguous(memory_format=torch.channels_last)
+        return result if kind == "relu_convolution" else (result, weight.new_empty(len(weight), dtype=torch.float32))
 
     def insert(self, editor: Editor, node: fx.Node, sizes: FoldedConvolution, kernel: TemplateKernel) -> None:
         """Put a call of the kernel in the place of a ReLU."""
-        convolution, norm = arguments(sizes.convolution), arguments(sizes.norm)
-        state = [norm[name] for name in ("weight", "bias", "running_mean", "running_var")]
-        given = (convolution["input"], convolution["weight"], convolution["bias"], *state, sizes.residual)
-        editor.replace(node, editor.call(node, kernel, *given))
+        result = editor.call(node, kernel, *sizes.main.tensors, sizes.residual, None)
+        if sizes.pool is not None:
+            result = editor.again(node, sizes.pool, result, *sizes.pool.args[1:], **sizes.pool.kwargs)
+        editor.replace(node, result)
+
+    def finish(self, editor: Editor, kernels: Kernels) -> None:
+        """Let the kernel add the shift of a residual that is a normed convolution itself."""
+        for node in editor.nodes():
+            branch = NormedConvolution.of(node.args[-2]) if getattr(node.target, "template", None) is self else None
+            if branch is not None:
+                both = editor.call(node, kernels.kernel((None,), ("branch_convolution", *branch.options)), *branch.tensors)
+                node.args = (*node.args[:-2], editor.pick(node, both, 0), editor.pick(node, both, 1))
 
 
 RELU_CONVOLUTION = ReluConvolution()
