@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -54,7 +55,11 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def task_text(forward: str, inputs: str, init: str = "pass") -> str:
-    """A task from the body of `forward` over inputs a, b, c, d, and the body of the constructor."""
+    """A task from the body of `forward` over inputs a, b, c, d, and the body of the constructor.
+
+    In inputs `N(2, 3)` is `torch.randn(2, 3)`.
+    """
+    inputs = re.sub(r"\bN\(", "torch.randn(", inputs)
     listed = ast.parse(f"[{inputs}]", mode="eval").body
     assert isinstance(listed, ast.List)
     count = len(listed.elts)

@@ -47,9 +47,9 @@ def devices_of(name: str) -> list[str]:
 
 
 _AMPLE_SHARE = 1 / 5
-"""Share of a GPU's memory that evaluations should find free. Where all processes were kept, 11 of an H100's 79 GiB were
-left, and tasks did not fit. Where they were kept only while a third was free, next to none was, and starts took 36 s of an
-evaluation in place of 13 (`docs/log.md`). Our choice."""
+"""Share of a GPU's memory that evaluations should find free. With all processes kept, 11 of an H100's 79 GiB were
+left, and tasks did not fit. With a third as the limit next to none was kept, and starts took 36 s of an evaluation
+instead of 13 (`docs/log.md`). Our choice."""
 _SCARCE_SHARE = 1 / 20
 """The same for processes of the reference. Every evaluation takes them, and the memory that a job is said to take has their
 contexts in it. Races of large tasks leave less than a fifth free for half of the time. Our choice."""

@@ -106,7 +106,7 @@ class WrappedFunction:
 
 
 def _is_recorded() -> bool:
-    """Whether launches are being recorded into a CUDA graph, where nothing may be loaded or run."""
+    """True where launches are being recorded into a CUDA graph, where nothing may be loaded or run."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -84,8 +84,8 @@ class ApiSettings(BaseModel):
     stream: bool = True
     """Read answers as they are written: an answer cut short then keeps what had arrived, and long ones do not time out."""
     several: Literal["auto", "n", "requests"] = "auto"
-    """Several answers to a prompt: `n` in one request, which charges prompt tokens once; `requests`, one each; `auto`, `n`
-    for as long as the server takes it."""
+    """Way to ask for several answers to a prompt. `n` is one request, which charges prompt tokens once. `requests` is one
+    for each answer. `auto` is `n` for as long as the server takes it."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Provider's name for the limit of an answer; OpenAI's reasoning models know only the second."""
     send_seed: bool = True

@@ -116,7 +116,7 @@ def load_pretrained(weights: Weights) -> tuple[Any, Any]:
 
 
 def prepare_tokenizer(tokenizer: Any) -> Any:
-    """Give a tokenizer without a chat template `CHAT_TEMPLATE`, so that training and sampling spell prompts alike."""
+    """Give a tokenizer without a chat template `CHAT_TEMPLATE`, so that training and sampling write prompts alike."""
     if not tokenizer.chat_template:
         log.info("the tokenizer has no chat template; a plain one is used")
         tokenizer.chat_template = CHAT_TEMPLATE
@@ -177,7 +177,7 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tiny_vocabulary() -> list[str]:
-    """256 bytes as byte-level BPE spells them, then the special tokens."""
+    """256 bytes as byte-level BPE writes them, then the special tokens."""
     return [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL]
 
 

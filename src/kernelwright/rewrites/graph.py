@@ -156,7 +156,7 @@ def dims_of(item: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def numbers(item: Any, count: int) -> tuple[int, ...]:
-    """A stride-like argument spelled out for `count` spatial dimensions; empty when it is empty."""
+    """A stride-like argument for each of `count` spatial dimensions; empty when it is empty."""
     if isinstance(item, int):
         return (item,) * count
     items = tuple(cast(Any, item))

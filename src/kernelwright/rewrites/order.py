@@ -29,7 +29,7 @@ from kernelwright.rewrites.tracing import Trace, is_view_call
 
 PACKAGED = Path(__file__).with_name("order.json")
 VARIABLE = "KERNELWRIGHT_ORDER"
-"""Variable that names a file to take in place of the packaged one."""
+"""Variable that names a file to use instead of the packaged one."""
 _NEAR = 1.5
 """Value of a feature that stands for an order of magnitude. Our choice; with 1 an order learns as much."""
 

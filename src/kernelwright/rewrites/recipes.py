@@ -213,7 +213,7 @@ class TaskContext:
 
     @classmethod
     def open(cls, task: Task, device: str, blocks: Sequence[SearchedBlock] = ()) -> Self:
-        """Trace a task; when that fails, note why and go on without a graph. Of many equal submodules one is traced."""
+        """Trace a task; when that fails, note why and go on without a graph. One of many equal submodules is traced."""
         context = cls(task, device, searched=blocks)
         for block in blocks:
             if (part := trace_block(block.task, block.args, dict(block.kwargs))) is not None:

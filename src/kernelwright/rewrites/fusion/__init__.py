@@ -37,7 +37,7 @@ TECHNIQUES = (SPLIT_ROWS, TILED, FP16_CONVOLUTION, WHOLE_CHANNELS, POOLED_TILES,
 
 @dataclass(slots=True)
 class KernelFuser:
-    """Makes the kernels of one module; equal kernels are made once. What it may do are the knobs of `FusionPass`."""
+    """Makes the kernels of one module; equal kernels are made once. Its options are the knobs of `FusionPass`."""
 
     device: str
     single: bool = False
@@ -49,11 +49,11 @@ class KernelFuser:
     kernels: dict[str, FusedKernel] = field(default_factory=dict)
     """Kernels so far, by their text under a common name."""
     alone: bool = False
-    """Whether some operator alone became a kernel."""
+    """True where some operator alone became a kernel."""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether kernels run on a GPU."""
+        """True where kernels run on a GPU."""
         return self.device.startswith("cuda")
 
     @property
@@ -80,7 +80,7 @@ class KernelFuser:
         self.alone |= any(len(group.members) == 1 for group in groups)
 
     def accepts(self, program: LoopProgram) -> bool:
-        """Whether a kernel may compute a program, and its printer can print it."""
+        """True where a kernel may compute a program, and its printer can print it."""
         if program.convolution is not None:
             fits = (self.channels or not (program.reduced or program.pooled)) and (self.fp16 or program.is_of_float32)
             if not (self.convolutions and fits):

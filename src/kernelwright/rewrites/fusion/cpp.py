@@ -35,7 +35,7 @@ SERIAL = 1 << 15
 
 
 def accepts(program: LoopProgram) -> bool:
-    """Whether this printer can print a program; stores do not matter, because they are dense."""
+    """True where this printer can print a program; stores do not matter, because they are dense."""
     nest, signature = dense_nest(program)
     if not program.is_of_tiles or program.finds_indices or program.converts or not program.is_of_float32:
         return False
@@ -56,9 +56,9 @@ class LanePosition:
     names: tuple[str, ...] = ()
     """Name of each loop's index."""
     moves: bool = True
-    """Whether it is lane `j`; else it is the first one."""
+    """True where it is lane `j`; else it is the first one."""
     padded: bool = True
-    """Whether a zero stands for the lane of a tensor that does not vary along them."""
+    """True where a zero stands for the lane of a tensor that does not vary along them."""
 
 
 class CppKernel(FusedKernel):

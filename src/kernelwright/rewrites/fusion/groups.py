@@ -103,7 +103,7 @@ def _try(group: FusionGroup, node: fx.Node, positions: dict[fx.Node, int], maker
 
 
 def _follows(program: LoopProgram, members: list[fx.Node]) -> bool:
-    """Whether a kernel of a product gains by computing the others with it.
+    """True where a kernel of a product gains by computing the others with it.
 
     The library's product is quicker than ours: of many rows only an activation is worth it (1.05 to 1.6 of cuBLAS's time
     without one, on an H200). What a norm makes of its rows in float32 is left to the norm's own kernel, which reads less.
@@ -151,12 +151,12 @@ def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[Fu
 
 
 def _is_large(program: LoopProgram) -> bool:
-    """Whether there is enough to do. A model of 16 bits that decodes a token is launches, however small."""
+    """True where there is enough to do. A model of 16 bits that decodes a token is launches, however small."""
     return math.prod(program.logical) >= SMALLEST or not program.is_of_float32
 
 
 def _is_alone(group: FusionGroup, operators: tuple[Any, ...]) -> bool:
-    """Whether one operator is worth a kernel: one of these, or a product of few rows, which memory limits."""
+    """True where one operator is worth a kernel: one of these, or a product of few rows, which memory limits."""
     program = group.program
     few = program.multiplied is not None and math.prod(program.logical[:-1]) <= FEW
     return few or is_call(group.members[0], *operators)

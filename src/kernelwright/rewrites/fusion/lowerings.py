@@ -260,7 +260,7 @@ def _normalised_channels(program: LoopProgram, node: fx.Node, x: Operand) -> int
 
 
 def _only_updated_after(statistic: fx.Node, node: fx.Node) -> bool:
-    """Whether a buffer is used by a norm and, later, by calls that write to it alone."""
+    """True where a buffer is used by a norm and, later, by calls that write to it alone."""
     users = [user for user in statistic.users if user is not node]
     return statistic.op == "placeholder" and all(
         is_mutable(user) and user.args[0] is statistic and not user.users and node < user for user in users

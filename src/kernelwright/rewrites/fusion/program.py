@@ -100,7 +100,7 @@ class Multiplied:
     along: int
     """Elements of a right operand between two terms."""
     batched: bool
-    """Whether each index of the first dimension has a right operand of its own."""
+    """True where each index of the first dimension has a right operand of its own."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class LoopProgram:
     reduced: tuple[int, ...] = ()
     """Reduced dimensions of the iteration space: a contiguous range, all but dimension 1, or nothing."""
     pooled: Pooled | None = None
-    """What a step of `POOLERS` takes its operand over; the steps before it are computed at each place of a window."""
+    """Windows of a step of `POOLERS`; the steps before it are computed at each place of a window."""
     steps: list[LoopStep] = field(default_factory=list)
     loads: dict[int, Load] = field(default_factory=dict)
     values: dict[fx.Node, int] = field(default_factory=dict)
@@ -122,9 +122,9 @@ class LoopProgram:
     updates: dict[fx.Node, int] = field(default_factory=dict)
     """The step that computes what each running statistic becomes."""
     convolution: Geometry | None = None
-    """What the step `convolution` computes of the first two loads."""
+    """Arguments of the step `convolution`, which takes the first two loads."""
     multiplied: Multiplied | None = None
-    """What the step `product` computes."""
+    """Operands of the step `product`."""
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -178,23 +178,23 @@ class LoopProgram:
 
     @property
     def finds_indices(self) -> bool:
-        """Whether a reduction finds the index of an element."""
+        """True where a reduction finds the index of an element."""
         return any(step.name == "argmax" for step in self.steps)
 
     @property
     def converts(self) -> bool:
-        """Whether a load is not of float32."""
+        """True where a load is not of float32."""
         return any(load.dtype != DTYPE for load in self.loads.values())
 
     @property
     def is_of_float32(self) -> bool:
-        """Whether it neither reads nor rounds to numbers of 16 bits."""
+        """True where it neither reads nor rounds to numbers of 16 bits."""
         rounded = any(step.name in ROUNDED.values() for step in self.steps)
         return not rounded and all(load.dtype not in ROUNDED for load in self.loads.values())
 
     @property
     def is_of_tiles(self) -> bool:
-        """Whether it has neither windows nor scans nor products, so that tiles of rows or columns compute it."""
+        """True where it has neither windows nor scans nor products, so that tiles of rows or columns compute it."""
         return not (self.windows or self.scans or self.convolution or self.multiplied)
 
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
@@ -277,7 +277,7 @@ class LoopProgram:
         return math.prod(self.space[dim] for dim in self.reduced)
 
     def is_subtracted_mean(self, index: int) -> bool:
-        """Whether a step divides a sum by a constant, and another step subtracts the result."""
+        """True where a step divides a sum by a constant, and another step subtracts the result."""
         if self.steps[index].name != "div" or not any(step.name == "sub" and index in step.operands for step in self.steps):
             return False
         total, count = self.steps[index].operands
@@ -305,7 +305,7 @@ class Signature:
     """Type of each store but those into arguments."""
 
     def is_index(self, number: int) -> bool:
-        """Whether a store is of indices."""
+        """True where a store is of indices."""
         return number < len(self.dtypes) and self.dtypes[number] == torch.int64
 
 
@@ -313,7 +313,7 @@ class KernelMaker(Protocol):
     """Makes kernels of programs."""
 
     def accepts(self, program: LoopProgram) -> bool:
-        """Whether there is a kernel for a program of this shape."""
+        """True where there is a kernel for a program of this shape."""
 
     def kernel(self, program: LoopProgram, signature: Signature, inputs: list[fx.Node]) -> Any:
         """The call target that computes a program of these inputs."""
@@ -390,7 +390,7 @@ def dense_nest(program: LoopProgram) -> tuple[Nest, Signature]:
 
 
 def stores_everything(program: LoopProgram) -> bool:
-    """Whether a value of full size is used outside the program, as one pass of a whole reduction cannot provide."""
+    """True where a value of full size is used outside the program, as one pass of a whole reduction cannot provide."""
     return any(
         program.level_of_shape(tuple(node.meta["val"].shape)) == FULL
         for node in program.values

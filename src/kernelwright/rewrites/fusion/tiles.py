@@ -50,7 +50,7 @@ class Statements:
         self.test = inside
         """Test of what is left of that row."""
         self.inner: list[str] = []
-        """What is stated at each place of a window, before the step that pools it."""
+        """Statements at each place of a window, before the step that pools it."""
 
     def name(self, text: str, prefix: str) -> str:
         """The name of an expression, stated when it is new."""
@@ -202,7 +202,7 @@ class ScanKernel(TritonKernel):
 
 
 def _is_aligned(window: Window | None) -> bool:
-    """Whether a tap of a row lies where vectors of it begin."""
+    """True where a tap of a row lies where vectors of it begin."""
     return window is None or (window.steps[-1] == 1 and window.shifts[-1] % _VECTOR == 0)
 
 

@@ -86,18 +86,18 @@ def _column_block(rows: int) -> int:
 
 
 def few_long_rows(nest: Nest) -> bool:
-    """Whether chunks of rows are computed by programs of their own: rows are too long for a tile, and too few."""
+    """True where chunks of rows are computed by programs of their own: rows are too long for a tile, and too few."""
     too_long = bool(nest.reduced) and power_of_two(points(nest.reduced)) > LARGEST_TILE
     return too_long and nest.kind in (ROWS, WHOLE) and points(nest.outer) < FEW_PROGRAMS
 
 
 def long_columns(nest: Nest) -> bool:
-    """Whether columns are too long for a tile."""
+    """True where columns are too long for a tile."""
     return nest.kind == COLUMNS and power_of_two(nest.reduced[-1].size) * 16 > LARGEST_TILE
 
 
 def _walks_down(program: LoopProgram, nest: Nest) -> bool:
-    """Whether programs may walk down long columns: once, and enough of them."""
+    """True where programs may walk down long columns: once, and enough of them."""
     programs = points(nest.outer) * points(nest.inner[:-1]) * -(-nest.inner[-1].size // LONG_COLUMN_BLOCK)
     once = not stores_everything(program) and len(schedule(program, ()).passes) == 1
     return once and programs >= FEW_PROGRAMS // 4
@@ -112,7 +112,7 @@ def split_knobs(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
 
 
 def accepts(program: LoopProgram) -> bool:
-    """Whether this printer can print a program."""
+    """True where this printer can print a program."""
     nest, _ = dense_nest(program)
     if program.multiplied is not None:  # a tile has no whole rows
         return not (program.reduced or program.scans or program.windows or program.convolution)
@@ -213,7 +213,7 @@ class TritonKernel(FusedKernel):
         dims = (*self.nest.outer, *self.nest.reduced, *self.nest.inner)
         strides = zip(*(dim.strides for dim in dims), strict=True)
         last = max(sum((dim.size - 1) * stride for dim, stride in zip(dims, along, strict=True)) for along in strides)
-        # What is masked may lie a few tiles beyond the last one.
+        # Masked positions may lie a few tiles beyond the last one.
         return "tl.int32" if max(last, points(dims)) < (1 << 31) - (1 << 25) else "tl.int64"
 
     @staticmethod
@@ -515,7 +515,7 @@ class TritonKernel(FusedKernel):
 
 
 def reads_once(nest: Nest) -> bool:
-    """Whether rows are too long for a tile, are many, and come from memory again where a kernel reads them twice."""
+    """True where rows are too long for a tile, are many, and come from memory again where a kernel reads them twice."""
     rows, columns = points(nest.outer), points(nest.reduced)
     chunks = -(-columns // READ_CHUNK)
     return columns > LARGEST_TILE and chunks <= MOST_READ_CHUNKS and rows * columns >= LEAST_READ_POINTS

@@ -52,7 +52,7 @@ PERMUTATIONS = (aten.permute, aten.transpose, aten.t)
 
 
 def remove_unused(editor: Editor) -> int:
-    """Remove results that nobody reads, such as the averaged weights of an attention module.
+    """Remove results that are not read, such as the averaged weights of an attention module.
 
     Conditions: the operator has no effect on buffers; a random one goes only when no random one that is read
     follows, so that every draw stays the same.
@@ -288,7 +288,7 @@ def _gelu_tanh(found: Product, x: fx.Node, other: fx.Node) -> bool:
 
 
 def _power(node: fx.Node) -> tuple[float, tuple[fx.Node, ...]]:
-    """A product with `x ** n` spelled out."""
+    """A product in which `x ** n` is written as factors."""
     constant, factors = product(node)
     spelled: list[fx.Node] = []
     for factor in factors:

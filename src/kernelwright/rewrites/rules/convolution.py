@@ -63,7 +63,7 @@ def window_counts(
 
 
 class Geometry(NamedTuple):
-    """A convolution's arguments, spelled out for each spatial dimension."""
+    """A convolution's arguments, with a number for each spatial dimension."""
 
     source: fx.Node
     weight: fx.Node

@@ -27,7 +27,7 @@ POINTWISE = named(TABLES["facts"]["pointwise"])
 
 @each(aten.select, aten.slice)
 def slice_first(editor: Editor, node: fx.Node) -> fx.Node | None:
-    """`f(x)[:, -1]` is `f(x[:, -1])`: rows that nobody reads are not computed.
+    """`f(x)[:, -1]` is `f(x[:, -1])`: rows that are not read are not computed.
 
     Conditions: f works row by row: pointwise functions of one tensor, sums and products of tensors of equal
     shape, `linear`, layer norm and softmax over other dimensions; nobody else reads f(x).

@@ -188,7 +188,7 @@ def row_lengths(width: int) -> set[int]:
 
 
 def _heads_inside(result: torch.Tensor) -> bool:
-    """Whether a result lies as PyTorch's does for queries whose heads lie side by side, so that merging them is a view."""
+    """True where a result lies as PyTorch's for queries with heads side by side, so that merging them is a view."""
     if result.dim() != 4:
         return False
     inner = result.transpose(1, 2)

@@ -134,7 +134,7 @@ class CallTemplate(ABC, Generic[Sizes, Knobs]):
         """Let kernels compute what follows them, where they can."""
 
     def builds_for(self, device: str) -> bool:
-        """Whether this machine can build the kernel for a device."""
+        """True where this machine can build the kernel for a device."""
         return device.startswith("cuda") and (not self.needs_nvcc or _finds_nvcc())
 
     def prologue(self, kernels: Sequence[TemplateKernel]) -> str:
@@ -231,7 +231,7 @@ def names_in(source: str, *, imports: bool = True) -> frozenset[str]:
 
 
 def _finds_nvcc() -> bool:
-    """Whether a compiler for CUDA C++ is found that fits PyTorch's CUDA."""
+    """True where a compiler for CUDA C++ is found that fits PyTorch's CUDA."""
     try:
         find_torch_nvcc()
     except CompilerMissingError:

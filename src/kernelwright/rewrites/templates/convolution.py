@@ -2,11 +2,11 @@
 
 A tile is a stretch of output positions by some of the output's channels. A transposed convolution is computed by phases: the
 outputs at one residue of the stride are an ordinary convolution with some of the taps. The statements that a template prints
-find a tile's indices in `i0`, `group`, `i1`, `channel` and `u0`, `u1`, ..., and leave its sums in `acc`. What follows the
-convolution is computed by the same kernel (`fusion.convolution`).
+find a tile's indices in `i0`, `group`, `i1`, `channel` and `u0`, `u1`, ..., and leave its sums in `acc`. The same kernel
+computes what follows the convolution (`fusion.convolution`).
 
-The first of these multiplies the operands in cuDNN's precision, where they lie. Where PyTorch lets cuDNN use TF32, which is
-its default, so does the kernel. Where PyTorch does not, each operand is split into two TF32 numbers, three products of which
+The first of these multiplies the operands in cuDNN's precision, where they lie. The kernel uses TF32 if PyTorch
+lets cuDNN use it, which is the default. Otherwise each operand is split into two TF32 numbers, three products of which
 are added (3xTF32, known from CUTLASS), each step to a float32 accumulator.
 """
 
@@ -38,7 +38,7 @@ CUDNN_PASSES = 2.5
 """How often cuDNN moves each byte of a convolution in this layout, which its tensor cores want transposed."""
 CUDNN_FLOPS = {1: 2.5e14, 2: 2.5e14, 3: 2e13}
 """cuDNN's rate by the number of spatial dimensions. The times that KernelBench publishes for an H100 are 2 to 41 TFLOP/s for
-the eleven convolutions of volumes in its level 1, 18 in the median."""
+its eleven single convolutions of volumes, 18 in the median."""
 READS_PER_S = {True: 1.5e12, False: 6e11}
 """Inputs that these kernels gather each second, with the arithmetic of their places: where channels fill steps, or else."""
 LEAST_OUTPUTS, BRIEF_SUM = 1 << 17, 256
@@ -108,7 +108,7 @@ class ConvolutionSizes:
 
     @property
     def is_short(self) -> bool:
-        """Whether the task's own numbers have 16 bits."""
+        """True where the task's own numbers have 16 bits."""
         return value(self.geometry.source).dtype != torch.float32
 
     @property
@@ -323,7 +323,7 @@ class ConvolutionTemplate:
         return _dense_strides(weight, (outputs, 1 - outputs, *range(2, len(weight))))
 
     def is_far(self, sizes: ConvolutionSizes) -> bool:
-        """Whether positions need 64 bits. What is masked may lie a few tiles beyond the last one."""
+        """True where positions need 64 bits. Masked positions may lie a few tiles beyond the last one."""
         return numel(sizes.geometry.source) >= (1 << 31) - (1 << 25)
 
     def within(self, sizes: ConvolutionSizes) -> list[str]:

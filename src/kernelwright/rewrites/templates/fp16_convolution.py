@@ -3,14 +3,14 @@
 A float32 convolution for which PyTorch allows TF32 multiplies numbers of eleven significant bits. So many does float16 have,
 which tensor cores multiply twice as fast and memory moves twice as fast; its range is what it lacks. So each image of the
 inputs and each output channel of the weights is multiplied by a power of two, which the sums are divided by again. A value
-that is less than 2^-24 of the largest beside it may lose bits. Inf and NaN stay what they are.
+that is less than 2^-24 of the largest next to it may lose bits. Inf and NaN stay what they are.
 
 The inputs are laid out with channels side by side and with edges of zeros, so that each step of the convolution's kernel
 reads whole lines of memory, without a test, straight to where tensor cores read. They are multiplied by 2^12 as they are
 laid out, while their largest magnitude is found; images that this does not suit are laid out once more. No step waits for
 the host.
 
-Where PyTorch does not allow TF32 the operands stay float32. Those of a task of 16 bits stay what they are.
+The operands stay float32 if PyTorch does not allow TF32. Those of a task of 16 bits stay what they are.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Fp16Convolution(ConvolutionTemplate):
         return strides
 
     def is_far(self, sizes: ConvolutionSizes) -> bool:
-        """Whether positions need 64 bits, also those of inputs as they are laid out."""
+        """True where positions need 64 bits, also those of inputs as they are laid out."""
         laid_out = sizes.source[0] * math.prod(_edges(sizes)[1]) * filled(sizes.channels) * sizes.groups
         return laid_out >= 1 << 31 or super().is_far(sizes)
 
@@ -156,7 +156,7 @@ def filled(channels: int) -> int:
 
 
 def at_once(each: int, taps: int) -> bool:
-    """Whether a thread loads all that a position's sum reads, at places that are constants relative to the position.
+    """True where a thread loads all that a position's sum reads, at places that are constants relative to the position.
 
     Else a loop works out for each position and step where what the step reads is. For three channels that is half of all
     instructions.

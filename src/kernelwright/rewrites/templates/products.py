@@ -12,7 +12,7 @@ more than it saves where memory limits the product: short sums, few columns, man
 A product with one column is a sum along each row, in float32.
 
 The emitted module imports torch and triton, and defines `one_pass_product(a, b)`, where `b` holds the *columns* of the right
-operand as rows, as in `split_product`. Any strides are taken. Where K is split the result has the parts along a first
+operand as rows, as in `split_product`. Any strides are taken. If K is split the result has the parts along a first
 dimension, so that the kernel that follows can add them on its way.
 """
 
@@ -64,7 +64,7 @@ class Operands:
     left: fx.Node
     right: fx.Node
     transposed: bool = False
-    """Whether the right operand's columns lie as rows, as those of a Linear's weight."""
+    """True where the right operand's columns lie as rows, as those of a Linear's weight."""
     bias: fx.Node | None = None
     alpha: float = 1
     beta: float = 1

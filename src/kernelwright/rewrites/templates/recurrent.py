@@ -6,8 +6,8 @@ one another by a step; those of a bidirectional one come one after another, with
 where cuDNN may take TF32. Known as persistent recurrent networks (Diamos et al., 2016).
 
 The emitted module imports torch and defines `Recurrent`. It needs nvcc, and a GPU of compute capability 8.0 or more with as
-many multiprocessors as the kernel has blocks. Where one of these conditions, or a tensor's layout, does not hold, PyTorch's
-own layers run.
+many multiprocessors as the kernel has blocks. PyTorch's own layers run if one of these conditions,
+or a tensor's layout, does not hold.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MOST_CELLS = 24
 LEAST_STEPS = 16
 """Time steps below which reading the weights once saves little. Our choice."""
 _THREADS = 256
-"""Of a block. In smaller blocks each thread asks for more of the others' states: on an H100 a bidirectional GRU takes 7.7 ms
-in blocks of 256 threads, and 23.8 in blocks of 64 (results/2026-11-26-recurrent-h100)."""
+"""Threads of a block. In smaller blocks each thread asks for more of the others' states: on an H100 a bidirectional GRU
+takes 7.7 ms in blocks of 256 threads, and 23.8 in blocks of 64 (results/2026-11-26-recurrent-h100)."""
 _OTHER_REGISTERS = 60
-"""What a thread needs beside weights and sums, as ptxas has it for sm_90."""
+"""Registers that a thread needs besides weights and sums, as ptxas has it for sm_90."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class RecurrentKnobs:
         return abs(math.log2(self.units * self.slices / _THREADS)), self.units
 
     def fits(self, layers: Layers) -> bool:
-        """Whether all blocks run at once, and a thread's weights fit in its registers."""
+        """True where all blocks run at once, and a thread's weights fit in its registers."""
         threads = self.units * self.slices
         quads = self.quads(layers.widest), self.quads(layers.hidden)
         registers = 4 * GATES[layers.kind] * sum(quads) + 4 * layers.batch + _OTHER_REGISTERS

@@ -30,7 +30,7 @@ from kernelwright.rewrites.templates.base import CallTemplate, Kernels, Template
 MOST_NUMBERS = 1 << 14
 """Numbers of a filter, which one program folds."""
 STATE = ("weight", "bias", "running_mean", "running_var")
-"""What a batch norm reads besides its input."""
+"""Operands of a batch norm besides its input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class NormedConvolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedConvolution:
-    """What a ReLU is of: a normed convolution, pooled or not, and a residual or None."""
+    """Operands of a ReLU: a normed convolution, pooled or not, and a residual or None."""
 
     main: NormedConvolution
     pool: fx.Node | None
@@ -81,7 +81,7 @@ class FoldedConvolution:
 
     @classmethod
     def of(cls, node: fx.Node) -> FoldedConvolution | None:
-        """What a ReLU is of; None where that is something else."""
+        """Operand of a ReLU; None for another call."""
         inner = read_once(node.args[0])
         pool = read_once(inner, aten.max_pool2d)
         pair = operand_nodes(inner, aten.add, aten.add_)

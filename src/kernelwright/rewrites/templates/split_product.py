@@ -60,7 +60,7 @@ LEAST_BREADTH = 96
 each value of both operands; at 4.2 TB/s and SGEMM's 50 TFLOP/s that alone takes SGEMM's time where the breadth is 95. At 128
 the whole takes 0.66 of SGEMM's time on an H200 (256 x 256 x 131072, results/2026-11-23-split-products-h200)."""
 L2_BYTES = 50 << 20
-"""Of an H100 or H200."""
+"""Size of the L2 cache of an H100 or H200."""
 LEAST_SIDE = 32
 """Rows and columns of an output, and length of its sums, below which tiles are mostly padding."""
 CUDA = ("split_operands.cu", "split_product.cu")
@@ -100,7 +100,7 @@ class Knobs:
 
     @property
     def fits(self) -> bool:
-        """Whether a Triton kernel's stages and accumulators fit on an H100 or H200, and its warps have enough to do."""
+        """True where a Triton kernel's stages and accumulators fit on an H100 or H200, and its warps have enough to do."""
         enough = self.block_m >= 16 * self.num_warps or self.block_m * self.block_n >= 2048 * self.num_warps
         registers = 2 * self.block_m * self.block_n // (32 * self.num_warps)
         few = registers <= min(192, 57344 // (32 * self.num_warps))
