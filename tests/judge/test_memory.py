@@ -114,7 +114,7 @@ def test_noise_takes_no_more_than_its_result(dtype):
 @pytest.mark.exhaustive
 def test_timing_holds_what_it_compares_and_one_output_of_the_candidate(monkeypatch):
     held = PeakBytes()
-    timed, last = ("block", "odd_inputs", "audit", "verify_held"), "verify_process"
+    timed, last = ("block", "odd_inputs", "audit", "verify_held"), "verify_weights"
     peaks = peaks_of(monkeypatch, held, ProcessTriple, *timed, last)
     with Judge("cpu", Settings.quick(threads=1, processes_min=1, processes_max=1, audits=2, **ANY_WAIT)) as judge, held:
         assert judge.evaluate(TASK, Candidate(source=CANDIDATE)).verdict == "accepted"

@@ -570,8 +570,8 @@ TIMED_MUTATIONS = [
         "p06_fewer_bits_when_timed",
         both(skip(ProcessTriple, "_verify_error"), twice_as_far_when_timed),
     ),
-    Mutation("the process after timing", "settled_weights", skip(ProcessTriple, "verify_process")),
-    Mutation("... and its settings", "settings_after_many_calls", skip(ProcessTriple, "verify_process")),
+    Mutation("the process after timing", "settled_weights", skip(ProcessTriple, "verify_weights")),
+    Mutation("... and its settings", "settings_after_many_calls", skip(ProcessTriple, "process_findings", answer=[])),
 ]
 
 
@@ -621,7 +621,7 @@ def test_without_a_comparison_of_timed_outputs_a_patient_cheat_passes(timed: Jud
     assert found.reason is Reason.TIMED_OUTPUT_WRONG
     monkeypatch.setattr(scoring, "confirmed", lambda claimed, *others: claimed)
     # The last two compare a few outputs as well.
-    skip(ProcessTriple, "expect_near", "_holds_another", "verify_process")(monkeypatch)
+    skip(ProcessTriple, "expect_near", "_holds_another", "verify_weights")(monkeypatch)
     found = evaluate(timed, "c14_drifting", patient)
     assert found.accepted, found.detail
 

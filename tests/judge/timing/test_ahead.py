@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,19 @@ def test_two_triples_start_ahead_at_most_and_one_where_the_weights_are_large(sta
     ahead.begin(3)
     ahead.close()
     assert len(starts.names) == 3
+
+
+def test_a_candidate_has_ended_once_the_findings_by_its_last_question_are_told(starts):
+    ahead, told = SidesAhead(FakeTrial(), is_on=True), threading.Event()
+    reference, mine = FakeSide("own"), FakeSide("own")
+    ahead.end_after(lambda *sides: [(told.wait(), mine.closed, mine.gate == "own")], reference, mine)
+    assert reference.closed == mine.closed == 0
+    told.set()
+    assert ahead.last_findings() == [(True, 0, False)]
+    assert mine.closed == 1
+    assert ahead.last_findings() == []
+    ahead.close()
+    assert reference.closed == 1
 
 
 def test_what_nobody_took_is_ended(starts):

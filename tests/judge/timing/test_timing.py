@@ -159,9 +159,9 @@ def test_sides_that_were_checked_serve_the_first_triple_and_stay_open():
             used.append(dict(sides))
 
         def __getattr__(self, name):
-            return lambda *given: False if name == "wants_more" else "found"
+            return lambda *given: {"wants_more": False, "process_findings": []}.get(name, "found")
 
-        def verify_process(self, against_truth):
+        def verify_weights(self, against_truth):
             assert closed[-1:] == ["fresh"], "the second reference has ended: a truth takes memory"
 
     timed = PairedTiming(trial, UNCHECKED, None, triple_kind=Run)
@@ -218,7 +218,7 @@ def test_short_blocks_are_measured_together_and_long_ones_let_others_in_between(
                 pass
 
             def __getattr__(self, name):
-                return lambda *given: None
+                return lambda *given: []
 
             blocks = property(lambda self: Run.done)
 
@@ -631,12 +631,12 @@ def test_after_timing_an_output_is_far_unless_its_truth_or_its_domain_explains_i
     trial = FakeTrial()
     trial.reloads_state, trial.oracle.parameter_names = True, ["weight"]
     trial.new_weights, trial.two_parts = dict, lambda: [{"weight"}]
-    trial.draw, trial.call_seed, trial.check_process = list, lambda: 1, lambda *sides: None
+    trial.draw, trial.call_seed = list, lambda: 1
     trial.check.bounds = SimpleNamespace(settles=lambda *given: settled)
     sides = {"reference": side(wanted), "candidate": side(found)}
     expected = pytest.raises(RejectionError, match="other weights loaded") if far else contextlib.nullcontext()
     with expected:
-        ProcessTriple(trial, trial.check, sides, None).verify_process(against_truth=False)
+        ProcessTriple(trial, trial.check, sides, None).verify_weights(against_truth=False)
     assert trial.findings.labels == set()
 
 

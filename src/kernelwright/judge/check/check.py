@@ -387,7 +387,7 @@ def check_held_outputs(examiner: Examiner, held: tuple[PosedQuestion, ...], outp
 
 def _label_whole_check(examiner: Examiner) -> None:
     facts, findings, bounds = examiner.trial.facts, examiner.trial.findings, examiner.bounds
-    examiner.trial.check_process(*examiner.sides)
+    findings.add(examiner.trial.process_findings(*examiner.sides))
     operators = examiner.candidate.operators()
     if facts.stateful:
         examiner.reference.operators()  # that was a call, which one side alone may not have

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,9 +102,18 @@ class Examiner:
             else:
                 # Before the reference is called: where there is no truth, its answer stands for it.
                 seed, truth = None, self.bounds.truth(drawn, state, training)
-            reference = self.reference_answer(inputs, drawn, slot=slot, seed=seed, hold=hold)
-            # At once, so that both are called equally often where the reference's answer turns out to be of no use.
-            answer = self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold) if facts.stateful else None
+            theirs = functools.partial(self.reference_answer, inputs, drawn, slot=slot, seed=seed, hold=hold)
+            mine = functools.partial(self.call, self.candidate, drawn, slot=slot, seed=seed, hold=hold)
+            answer: CallOutput | None = None
+            if facts.stateful or (inputs is INPUT_SETS[0] and not facts.shapes.is_large):
+                # At once: the first call takes long, and a state that is kept must be that of equally many calls, also where
+                # the reference's answer turns out to be of no use.
+                with ThreadPoolExecutor(1) as thread:
+                    called = [thread.submit(mine)]
+                    reference = theirs()
+                answer = called.pop().result()  # as in `pairs.start_sides`
+            else:
+                reference = theirs()
             question = self.bounds.around(drawn, state, training, truth, reference.outputs, precise=usable is None)
             question = replace(question, orders_terms=inputs.name in _ORDERED)
             own = question.tolerance.reference
@@ -112,7 +123,7 @@ class Examiner:
                 raise OutOfDomainError("the reference's own answer is lost to rounding or overflow")
             self.tolerances[inputs] = question.between
             self.vacuity.observe(question.truth, tensors_of(drawn), question.tolerance.allowed)
-            answer = answer or self.call(self.candidate, drawn, slot=slot, seed=seed, hold=hold)
+            answer = answer or mine()
             try:
                 posed = self.judge(PosedQuestion(inputs, question, reference, seed), answer, reason)
             except RejectionError as rejection:

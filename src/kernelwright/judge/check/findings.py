@@ -290,7 +290,10 @@ def form_findings(
     rounding = [2 * torch.finfo(dtype).eps for dtype in output_dtypes if dtype.is_floating_point]
     alike = _same_structure(found.skeleton, wanted.skeleton, max([_NUMBERS_DIFFER, *rounding]))
     if not alike or len(found.outputs) != len(wanted.outputs):
-        detail = f"returned the structure {str(found.skeleton)[:200]}; wanted {wanted.skeleton}"
+        shown = "one nested too deeply to be shown"
+        with contextlib.suppress(RecursionError):
+            shown = str(found.skeleton)[:200]
+        detail = f"returned the structure {shown}; wanted {wanted.skeleton}"
         yield CheckFinding.wrong(Reason.WRONG_TYPE, detail)
         return
     for mine, theirs in zip(found.outputs, wanted.outputs, strict=True):

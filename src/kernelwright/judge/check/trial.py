@@ -12,6 +12,7 @@ import torch
 
 from kernelwright.judge.check.facts import TaskFacts
 from kernelwright.judge.check.findings import (
+    CheckFinding,
     CheckFindings,
     Demands,
     RejectionError,
@@ -149,9 +150,9 @@ class Trial:
         found.add(call_findings(reference, answer, dtypes, found.labels, strides=strides, reuses_output=reuses))
         found.reference_reuses_output |= any("earlier output" in one.aliases for one in reference.described.outputs)
 
-    def check_process(self, reference: Side, candidate: Side) -> None:
-        """Keep findings about what a candidate has done to its process and its mode; raises RejectionError. What the
-        reference has done to its own is nothing to reject another for."""
+    def process_findings(self, reference: Side, candidate: Side) -> list[CheckFinding]:
+        """Deviations of what a candidate has done to its process and its mode. What the reference has done to its own is
+        nothing to reject another for."""
         with ThreadPoolExecutor(2) as threads:  # to look through all modules takes a while
             theirs, mine = threads.map(operator.methodcaller("inspect"), (reference, candidate))
-        self.findings.add(process_findings(theirs, mine, self.facts.oracle.training))
+        return [*process_findings(theirs, mine, self.facts.oracle.training)]

@@ -6,6 +6,7 @@ autocast is a label. An error that it raises says so itself.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from kernelwright.errors import listed
@@ -102,8 +103,10 @@ def _right(examiner: Examiner, name: str, state: State) -> bool:
 def _check_training(examiner: Examiner) -> None:
     trial, facts = examiner.trial, examiner.trial.facts
     inputs, seed = facts.draw(), secret_seed()
-    wanted = Use.model_validate(facts.oracle.used(inputs, trial.state, training=facts.oracle.training, seed=seed))
-    found = examiner.candidate.use(inputs, seed)
+    with ThreadPoolExecutor(1) as thread:  # the first training step of a process loads many kernels
+        answer = [thread.submit(examiner.candidate.use, inputs, seed)]
+        wanted = Use.model_validate(facts.oracle.used(inputs, trial.state, training=facts.oracle.training, seed=seed))
+    found = answer.pop().result()  # as in `pairs.start_sides`
     if wanted.gradients is not None and found.gradients is not None:
         moving = {name: one for name, one in wanted.gradients.items() if one is not None and one[0] > 0}
         if not trial.reloads_state:

@@ -23,7 +23,7 @@ from statistics import median
 
 from kernelwright.errors import DeviceError, KernelwrightError
 from kernelwright.judge.check.check import CheckResult
-from kernelwright.judge.check.findings import RejectionError
+from kernelwright.judge.check.findings import CheckFinding, RejectionError
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate
 from kernelwright.judge.isolation.process import WorkerError, on_core
@@ -141,6 +141,7 @@ class PairedTiming:
                 if spent or process >= settings.processes_max + _SECOND_CHANCES:
                     raise
                 continue
+            trial.findings.add(self._ahead.last_findings())
             return found, [one.summary for one in triples]
 
     def triple(self, process: int, given: Mapping[str, Side], against_truth: bool) -> TripleClocks:
@@ -160,6 +161,9 @@ class PairedTiming:
             with phase("first calls"), trial.gate(shared=True):
                 run.bring_in_step(given.values())
                 run.first_calls()
+                trial.findings.add(
+                    self._ahead.last_findings()
+                )  # a candidate's earlier process is gone before calls are timed
             with on_core(trial.core, (side.worker for side in sides.values())), contextlib.ExitStack() as turn:
                 turn.enter_context(trial.gate())
                 ends_s = time.perf_counter() + ALONE_S
@@ -181,7 +185,11 @@ class PairedTiming:
                 found = run.finish(process)
             self._ahead.end(sides.pop("null"))  # it has nothing to show any more, and memory that others want
             with phase("process"), trial.gate(shared=True):  # measures nothing
-                run.verify_process(against_truth)
+                run.verify_weights(against_truth)
+                if self._ahead.is_on:
+                    self._ahead.end_after(run.process_findings, sides.pop("reference"), sides.pop("candidate"))
+                else:
+                    trial.findings.add(run.process_findings(sides["reference"], sides["candidate"]))
             return found
         finally:
             for name, side in sides.items():
@@ -278,6 +286,12 @@ def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
     return sides
 
 
+def _close_after(asked: Future[list[CheckFinding]], side: Side) -> list[CheckFinding]:
+    wait([asked])
+    side.close()
+    return asked.result()
+
+
 _LOOK_S = 0.05
 """Time between two looks whether sides have started that nobody waits for any more."""
 _ENDING_MAX = 8
@@ -300,6 +314,8 @@ class SidesAhead:
             self._most = min(_AHEAD_MAX, LARGE_BYTES // max(1, trial.facts.shapes.state_bytes))
         self._threads = ThreadPoolExecutor(_ENDING_MAX + _AHEAD_MAX)
         self._started: list[Future[dict[str, Side]]] = []
+        self._last: list[Future[list[CheckFinding]]] = []
+        """Findings by a last question, after the end of the candidate that it was asked of."""
         if self._most:
             # Of its own: requests of sides that start may not give the device away while the judge itself uses it.
             self._gate = DeviceGate(trial.facts.device)
@@ -335,13 +351,30 @@ class SidesAhead:
                 raise
             return {}
 
+    @property
+    def is_on(self) -> bool:
+        """Whether sides start and end beside others."""
+        return self._most > 0
+
     def end(self, side: Side) -> None:
         """End a side."""
-        if not self._most:
+        if not self.is_on:
             side.close()
             return
         side.serve(self._gate)
         self._threads.submit(side.close)
+
+    def end_after(self, question: Callable[[Side, Side], list[CheckFinding]], reference: Side, candidate: Side) -> None:
+        """End two sides after a last question, whose findings `last_findings` has: it takes as long as a first call."""
+        for side in (reference, candidate):
+            side.serve(self._gate)
+        asked = self._threads.submit(question, reference, candidate)
+        self._threads.submit(_close_after, asked, reference)
+        self._last = [self._threads.submit(_close_after, asked, candidate)]
+
+    def last_findings(self) -> list[CheckFinding]:
+        """Findings by the last question, once its candidate has ended; none where none was asked. Raises as the question."""
+        return self._last.pop().result() if self._last else []
 
     def close(self) -> None:
         """End what has begun, and wait for what is ending."""

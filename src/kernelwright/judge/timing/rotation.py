@@ -14,8 +14,9 @@ from typing import Any
 from kernelwright.errors import CrowdedError, DeviceError
 from kernelwright.judge.check.bounds import Bounds
 from kernelwright.judge.check.check import CheckResult
-from kernelwright.judge.check.findings import CheckFindings, Demands
+from kernelwright.judge.check.findings import CheckFinding, CheckFindings, Demands
 from kernelwright.judge.check.trial import Trial
+from kernelwright.judge.isolation.side import Side
 from kernelwright.judge.judge import Judge
 from kernelwright.judge.settings import Settings
 from kernelwright.judge.timing import clocks
@@ -127,8 +128,12 @@ class _WithoutCandidate(ProcessTriple):
     def verify_buffers(self) -> None:
         """Eager's buffers are right."""
 
-    def verify_process(self, against_truth: bool) -> None:
-        """Eager's process is as it should be."""
+    def verify_weights(self, against_truth: bool) -> None:
+        """Eager uses its weights."""
+
+    def process_findings(self, reference: Side, candidate: Side) -> list[CheckFinding]:
+        """None: eager's process is as it should be."""
+        return []
 
     def finish(self, process: int) -> TripleClocks:
         """Clocks of all calls."""

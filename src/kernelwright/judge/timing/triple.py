@@ -24,7 +24,7 @@ import torch
 from kernelwright.errors import DeviceError, TaskError
 from kernelwright.judge.check.check import CheckResult
 from kernelwright.judge.check.compare import Distance, apart, calls_apart
-from kernelwright.judge.check.findings import RejectionError, held_findings
+from kernelwright.judge.check.findings import CheckFinding, RejectionError, held_findings
 from kernelwright.judge.check.oracle import Inputs, Outputs
 from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.check.weights import moved_buffer_findings
@@ -347,13 +347,16 @@ class ProcessTriple:
         wanted, found = (self.sides[name].read_state() for name in ("reference", "candidate"))
         trial.findings.add(moved_buffer_findings(trial.facts, wanted, found, "after the timed calls"))
 
-    def verify_process(self, against_truth: bool) -> None:
-        """Check process, weights and parameters once more, after the last clock: after many calls without a new state_dict a
-        module may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
-        trial, candidate = self._trial, self.sides["candidate"]
+    def process_findings(self, reference: Side, candidate: Side) -> list[CheckFinding]:
+        """Deviations of what the candidate has done to its process."""
+        return self._trial.process_findings(reference, candidate)
+
+    def verify_weights(self, against_truth: bool) -> None:
+        """Check weights and parameters once more, after the last clock: after many calls without a new state_dict a module
+        may take its process for a timed one. With `against_truth` a timed output is held to the truth as well."""
+        trial = self._trial
         if against_truth and self._check.bounds.has_float64:
             self._verify_error()
-        trial.check_process(self.sides["reference"], candidate)
         if not (trial.settings.thorough and trial.reloads_state and trial.facts.oracle.parameter_names):
             return
         loaded = trial.facts.new_weights()
