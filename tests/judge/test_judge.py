@@ -25,12 +25,12 @@ from kernelwright.judge.check.trial import Trial
 from kernelwright.judge.isolation.gate import DeviceGate, DisturbedError
 from kernelwright.records import Candidate, Evaluation, Label, Reason, Task, Verdict
 from kernelwright.tasks import bring_to_life
+from tests.judge.passing_time import passing_time
 from tests.judge.snippets import ANY_WAIT, HEAD, LOCKS, RELU, candidate, task
 from tests.quick import exhaustive_but
 
 CHECK = Settings.quick(threads=1, timed=False)
 TIME = Settings.quick(threads=1, processes_min=1, processes_max=1, **ANY_WAIT)
-HURRIED = Settings.quick(threads=1, timed=False, run_limit_s=0.4, build_limit_s=1.5)
 BRIEF = Settings.quick(threads=1, timed=False, thorough=False)
 """For tests of what is around a check: its first two sets of inputs suffice."""
 
@@ -265,11 +265,14 @@ def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
 @pytest.mark.parametrize(
     ("proposed", "reason"),
     [
-        pytest.param(candidate(top="while True: pass"), Reason.BUILD_TIMEOUT, id="import", marks=pytest.mark.exhaustive),
-        pytest.param(candidate(init="time.sleep(1000)"), Reason.BUILD_TIMEOUT, id="constructor"),
+        pytest.param(
+            candidate(top="HANGS\nwhile True: pass"), Reason.BUILD_TIMEOUT, id="import", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(candidate(init="HANGS\ntime.sleep(1000)"), Reason.BUILD_TIMEOUT, id="constructor"),
         pytest.param(
             candidate(
-                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3: time.sleep(1000)\nreturn torch.relu(self.linear(x))"
+                "self.n = getattr(self, 'n', 0) + 1\nif self.n == 3:\n    HANGS\n    time.sleep(1000)\n"
+                "return torch.relu(self.linear(x))"
             ),
             Reason.RUN_TIMEOUT,
             id="forward",
@@ -277,7 +280,9 @@ def test_a_candidate_is_rejected_for_what_is_wrong_with_it(judge, what):
     ],
 )
 def test_what_takes_too_long_is_ended(judge, proposed, reason):
-    found = judge.evaluate(RELU, proposed, settings=HURRIED)
+    with passing_time() as passing:
+        proposed = Candidate(source=proposed.source.replace("HANGS", passing.hangs))
+        found = judge.evaluate(RELU, proposed, settings=CHECK)
     assert found.reason is reason, why(found)
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,10 +19,12 @@ from kernelwright.judge.isolation.process import CompilerWatch
 from kernelwright.judge.worker import serving
 from kernelwright.records import Candidate, Reason
 from tests.judge.isolation.forked import in_child
+from tests.judge.passing_time import passing_time, tells_where, uses_the_processor
 from tests.judge.snippets import ANY_WAIT, RELU, candidate
 from tests.quick import exhaustive_but
 
-HURRIED = Settings.quick(threads=1, timed=False, thorough=False, stall_limit_s=1.0)
+BRIEF = Settings.quick(threads=1, timed=False, thorough=False, run_limit_s=60.0)
+HURRIED = BRIEF.model_copy(update={"stall_limit_s": 1.0})
 RIGHT = "return torch.relu(self.linear(x))"
 
 # --- one look after another -----------------------------------------------------------------------
@@ -151,26 +154,27 @@ def program(name, body):
 BUSY = "import time\nwhile time.process_time() < 1.5: pass\n"
 """Longer than a stall may be."""
 NEVER = {
-    "a loop in Python": (candidate("while True: pass"), Reason.RUN_TIMEOUT, "candidate.py, line"),
-    "a loop in the constructor": (candidate(init="while True: pass"), Reason.BUILD_TIMEOUT, "in __init__"),
+    "a loop in Python": (candidate("HANGS\nwhile True: pass"), Reason.RUN_TIMEOUT, "candidate.py, line"),
+    "a loop in the constructor": (candidate(init="HANGS\nwhile True: pass"), Reason.BUILD_TIMEOUT, "in __init__"),
     "a loop in C that keeps the interpreter's lock": (
-        candidate("native('int f(void) { for (;;); }').f()", top=COMPILE),
+        candidate("f = native('int f(void) { for (;;); }').f\nHANGS\nf()", top=COMPILE),
         Reason.RUN_TIMEOUT,
         "no Python code ran in it",
     ),
     "a child that never ends": (
-        candidate("pid = os.fork()\nif not pid:\n    while True: pass\nos.waitpid(pid, 0)\n" + RIGHT),
+        candidate("HANGS\npid = os.fork()\nif not pid:\n    while True: pass\nos.waitpid(pid, 0)\n" + RIGHT),
         Reason.RUN_TIMEOUT,
         "candidate.py, line",
     ),
     "a compiler that hangs": (
-        candidate(init="program('nvcc', 'import time\\ntime.sleep(1000)')\nsubprocess.run(['nvcc'])", top=FAKE),
+        candidate(init="program('nvcc', 'HANGS\\nimport time\\ntime.sleep(1000)')\nsubprocess.run(['nvcc'])", top=FAKE),
         Reason.BUILD_TIMEOUT,
         "its compiler (nvcc) was started and used no processor time",
     ),
     "one that answers no signal": (
         candidate(
-            "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\nwhile True: pass"
+            "for n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n    except Exception: pass\n"
+            "HANGS\nwhile True: pass"
         ),
         Reason.RUN_TIMEOUT,
         "no compiler was at work",
@@ -181,17 +185,23 @@ NEVER = {
 @pytest.mark.parametrize("what", exhaustive_but(NEVER, "a child that never ends", "a compiler that hangs"))
 def test_one_that_never_returns_is_rejected_with_what_it_did(judge, what):
     proposed, reason, words = NEVER[what]
-    found = judge.evaluate(RELU, proposed, settings=HURRIED)
+    has_come = tells_where() if words in ("candidate.py, line", "in __init__") else Path.exists
+    with passing_time(BRIEF.stall_limit_s / 16, has_come) as passing:
+        proposed = Candidate(source=proposed.source.replace("HANGS", passing.hangs))
+        found = judge.evaluate(RELU, proposed, settings=BRIEF)
     assert found.reason is reason, (found.reason, found.detail)
-    assert "no progress within 1 s" in found.detail
+    assert f"no progress within {BRIEF.stall_limit_s:g} s" in found.detail
     assert words in found.detail
 
 
 @pytest.mark.parametrize("name", exhaustive_but(["cicc", "cc1plus"], "cicc"))
 def test_a_compiler_at_work_may_take_longer_than_that(judge, name):
-    init = f"program({name!r}, {BUSY!r})\nsubprocess.run([{name!r}], check=True)"
-    found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=HURRIED)
+    settings = BRIEF.model_copy(update={"stall_limit_s": 8.0})
+    with passing_time(0.5, uses_the_processor(0.05)) as passing:
+        init = f"program({name!r}, {passing.hangs + chr(10) + BUSY!r})\nsubprocess.run([{name!r}], check=True)"
+        found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=settings)
     assert found.accepted, (found.reason, found.detail)
+    assert passing.passed_s > settings.stall_limit_s
 
 
 IN_A_THREAD = """
