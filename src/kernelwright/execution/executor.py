@@ -57,7 +57,7 @@ RESTING_BYTES = 6 << 30
 """GPU memory that is left to processes that wait for their next work. Our choice."""
 
 GIVEN_SLOTS = 2
-"""Processes that look at candidates that are given: what compiles nothing shares one, and one more compiles beside it."""
+"""Processes that look at given candidates: one for those that compile nothing, and one that compiles."""
 
 APART_SLOTS = 1
 """Processes that look at candidates of a round that has a process of its own: there are as many rounds as cores already.
@@ -298,7 +298,7 @@ class LocalExecutor:
             self._begin()
 
     def _tries_again(self, entry: _Submitted, lease: Lease, outcome: Outcome) -> bool:
-        """Give a lease back, and have work that failed for want of memory beside others wait for another one."""
+        """Give a lease back, and have work that failed because others had the memory wait for another one."""
         is_round = isinstance(entry.work, Screen)
         is_crowded = isinstance(outcome, (DeviceError, _DiedError) if is_round else CrowdedError)
         if not is_crowded or entry.is_cancelled or self._closing:

@@ -60,7 +60,7 @@ class ChildProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not ended."""
+        """True if the process has not ended."""
         return self._process.is_alive()
 
     def send(self, message: Any) -> None:

@@ -3,11 +3,11 @@
 It is pure: work is asked for, granted and given back, and time is a number that the caller passes in. The rules:
 
 - Work whose need of memory is known begins when so much is left. Few smaller ones pass it (`PASSES_MAX`).
-- Work that failed beside others waits for twice the memory that it asked for, and after that to be alone.
+- Work that failed while others had memory waits for twice the memory that it asked for, and after that to be alone.
 - Work that has to be alone waits until nothing else is left to do on a device. One that waits for it at once keeps all
   others out, which took half the time of a search (results/kernelbench-h200). It begins where judges are idle: a task that
   waited to be screened alone kept six of them from beginning anything for minutes
-  (results/kernelbench-h200/today-fifths-3-4-h200).
+  (`results/kernelbench-h200/today-fifths-3-4-h200`).
 - A task whose screening failed beside many others is screened beside few first, then alone, as in all later rounds.
 - Slots that have a process come first: to start another takes up to eight seconds.
 """
@@ -107,7 +107,7 @@ class _Device:
         return [lease for lease in self.leases if lease.request.group == group]
 
     def has_room_for(self, request: LeaseRequest) -> bool:
-        """Whether memory and the levels of exclusivity let it begin beside what is at work."""
+        """True if memory and the levels of exclusivity let it begin beside what is at work."""
         if self.is_exclusive:
             return False
         same = self.of(request.group)
@@ -136,7 +136,7 @@ class Scheduler:
         self._warm: set[Slot] = set()
         """Slots whose process has been started."""
         self._line: list[LeaseRequest] = []
-        """Requests that may begin beside others, in the order in which they came."""
+        """Requests that may begin while others are at work, in the order in which they came."""
         self._alone: list[LeaseRequest] = []
         """Requests that have to be alone."""
 
@@ -168,7 +168,7 @@ class Scheduler:
         return max(0, min([count, *(lease.request.others for lease in same)]) - len(same))
 
     def wants_device(self, group: str) -> bool:
-        """Whether a request of a group waits until all others leave a device to it."""
+        """True if a request of a group waits until all others leave a device to it."""
         return any(request.group == group for request in self._alone)
 
     def due_s(self, now_s: float) -> float | None:

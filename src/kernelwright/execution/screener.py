@@ -2,7 +2,7 @@
 timed.
 
 A screening process holds the task and takes one candidate after another. It is started anew after a crash, a hang, a leak,
-and after a candidate that left settings or libraries changed. What it says is an estimate (`records.screened`).
+and after a candidate that left settings or libraries changed. Its answers are estimates (`records.screened`).
 
 All candidates that compile nothing go to the first process, which loads the task while proposals are still made. The others
 are for compilers, and are started when there is work for them, a few of them earlier on a GPU; they share one folder of
@@ -11,7 +11,7 @@ compiled files.
 Compiled files stay in the screening processes' own folder. The judge compiles a screened winner again: it must not trust
 files that a candidate could have written.
 
-Where the device's memory runs out for one process beside others, its candidate is tried once more when they have ended: each
+If the device's memory runs out for one of several processes, its candidate is tried once more when they have ended: each
 of them holds the task.
 """
 
@@ -172,7 +172,7 @@ LEFT_BYTES_MAX = {"resident_bytes": 3 << 30, "device_bytes": 1 << 30}
 Our choice."""
 LONG_CALL_US = 1000.0
 """Latency of a reference from which on screening has a GPU alone while it times. Others' work comes between the many kernels
-of a long call, and less often between those of a CUDA graph: beside others such candidates read 1.4 to 2 times too fast, and
+of a long call, and less often between those of a CUDA graph: in such company these read 1.4 to 2 times too fast, and
 short ones hardly (`docs/log.md`). Our choice."""
 TIMED_ALONE_S, TIMED_ALONE_CALLS = 5.0, 100
 """Limit of timing alone, and calls of the reference that it may take beyond that: all others on the GPU wait. Our choice."""
@@ -321,11 +321,11 @@ class Screener:
         return [worker.pid for worker in workers if worker is not None and not worker.ended]
 
     def takes(self, kind: Compiles) -> bool:
-        """Whether a process is free for a candidate of this kind: the first one, or any where compilers will be at work."""
+        """True if a process is free for a candidate of this kind: the first one, or any where compilers will be at work."""
         return self._processes[0] in self._free if kind is Compiles.NOTHING else bool(self._free)
 
     def wants_compiler(self, source: str) -> bool:
-        """Whether its process should have torch.compile's compiler from the beginning.
+        """True if its process should have torch.compile's compiler from the beginning.
 
         On a GPU all that compile do: the compiler is imported early there, and any of them may get torch.compile next.
         """
@@ -544,7 +544,7 @@ def device_limit_bytes(settings: Settings, device: torch.device, alone: bool) ->
 
 
 def ran_out(outcome: Screened | KernelwrightError) -> bool:
-    """Whether the device's memory was full, which others may have caused."""
+    """True if the device's memory was full, which others may have caused."""
     return isinstance(outcome, DeviceError) or (isinstance(outcome, Screened) and outcome.reason is Reason.OUT_OF_MEMORY)
 
 

@@ -129,7 +129,7 @@ class Executor(Protocol):
         ...
 
     def cancel(self, work: Work) -> None:
-        """End work now. Its last result says None, or what it had found by then."""
+        """End work now. Its last result says None, or what it had found until now."""
         ...
 
     def close(self, *, at_once: bool = False) -> None:

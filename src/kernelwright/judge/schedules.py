@@ -430,7 +430,7 @@ class Confirmation:
 
     @property
     def is_improvement(self) -> bool:
-        """Whether it is right, and the interval's lower end is above 1 + the noise floor."""
+        """True if it is right, and the interval's lower end is above 1 + the noise floor."""
         return self.wrong is None and clears_noise_floor(self.low, self.noise_floor)
 
 

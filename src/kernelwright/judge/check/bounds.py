@@ -57,16 +57,16 @@ class Question:
     truth: Outputs
     tolerance: Tolerance
     has_float64: bool
-    """Whether the truth is float64's; otherwise the reference's answer stands for it."""
+    """True if the truth is float64's; otherwise the reference's answer stands for it."""
     uses_tf32: bool = False
-    """Whether the tolerance is that of TF32 where PyTorch may use it."""
+    """True if the tolerance is that of TF32 where PyTorch may use it."""
     orders_terms: bool = False
-    """Whether terms of sums come in order or all nearly alike, so that their roundings do not average out."""
+    """True if terms of sums come in order or all nearly alike, so that their roundings do not average out."""
 
     @property
     def between(self) -> Distance:
         """Allowed distance between candidate and reference, for inputs like these; where lower precisions are told, less
-        than the next one is off. What is farther is held to the truth."""
+        than the next one is off. A larger distance is held to the truth."""
         sums, lower = self.tolerance.allowed + self.tolerance.reference, self.tolerance.lower or Distance(0.0, 0.0)
         return combined(lambda one, told: replace(one * 2.0, rms=one.rms * (1 if told.rms else 2)), sums, lower)
 
@@ -83,11 +83,11 @@ class Bounds:
         self._oracle = trial.facts.oracle
         self._has_answered = False
         self._is_rebuilt = False
-        """Whether the float64 module was built anew, since its first one did not run."""
+        """True if the float64 module was built anew, since its first one did not run."""
         self.has_float64 = not trial.facts.stochastic
-        """Whether the module runs in float64 and gives there what it gives in its own precision."""
+        """True if the module runs in float64 and gives there what it gives in its own precision."""
         self.has_tf32: bool | None = None
-        """Whether the reference runs what PyTorch may do in TF32; None while it is not known."""
+        """True if the reference runs what PyTorch may do in TF32; None while it is not known."""
         self._calibrated = Counter[int]()
         """Number of input sets that told the task's precision from the next lower one, by output."""
         self.names = ""
@@ -99,7 +99,7 @@ class Bounds:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether some inputs told the task's precision from the next lower one, in every output that is rounded."""
+        """True if some inputs told the task's precision from the next lower one, in every output that is rounded."""
         return all(self._calibrated[index] for index in self._rounded)
 
     @property
@@ -310,7 +310,7 @@ class Bounds:
         )
 
     def settles(self, drawn: list[Any], wanted: Outputs, outputs: Outputs, state: State | None = None) -> bool | None:
-        """Whether a candidate's outputs, beside the reference's (`wanted`), are right by the truth of these very inputs.
+        """True if a candidate's outputs, beside the reference's (`wanted`), are right by the truth of these very inputs.
 
         None where there is no truth. The distance allowed between two answers is known from other inputs. Where few elements
         of an output are not zero, or most of it cancels, one draw is worse conditioned than another.
@@ -326,7 +326,7 @@ class Bounds:
         return found.within(self.widened(question, found, outputs).tolerance.allowed)
 
     def widened(self, question: Question, found: Distance, outputs: Outputs) -> Question:
-        """The question with the tolerance that an answer so far from the truth may claim. Of `outputs` only integers count.
+        """The question with the tolerance that an answer so far from the truth may claim. `outputs` count for integers only.
 
         Each costs runs of the reference, so none is asked for before the answer is about to be rejected.
         """

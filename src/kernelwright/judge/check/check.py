@@ -49,7 +49,7 @@ class CheckResult:
     timed_tolerance: Distance
     """The same for the task's own inputs, which are timed."""
     output_follows_input: bool
-    """Whether later calls overwrite the reference's outputs: views of its inputs, or one tensor that it returns again."""
+    """True if later calls overwrite the reference's outputs: views of its inputs, or one tensor that it returns again."""
 
 
 def check_candidate(examiner: Examiner, promising: Callable[[], None] = lambda: None) -> CheckResult:
@@ -143,7 +143,7 @@ def check_growth(examiner: Examiner) -> None:
 
 
 def _left_behind(side: Side, calls: int) -> dict[str, int]:
-    """What so many calls of a side take and keep, by kind; and how often they moved random generators, of `_GROWTHS`."""
+    """Amounts that so many calls of a side take and keep, by kind; and how often of `_GROWTHS` they moved generators."""
     seen = []
     for _ in range(_GROWTHS + 1):
         side.repeat(calls)  # the first time, what is kept of the latest calls fills up

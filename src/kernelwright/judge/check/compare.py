@@ -1,6 +1,6 @@
 """Measures how far an output is from the truth; `calibrate` is the formula of the tolerance, which `bounds.Bounds` applies.
 
-The truth is float64. What is allowed is calibrated on every input set by two errors: the reference's own, and the one
+The truth is float64. The limit is calibrated on every input set by two errors: the reference's own, and the one
 that the next lower precision would make, so that a candidate may sum in another order but not compute in less.
 """
 
@@ -47,7 +47,7 @@ class Distance:
         return f"{text}, {self.differing:.2%} of the integers differ" if self.differing else text
 
     def within(self, other: Distance) -> bool:
-        """Whether no number exceeds the other's, of any output. NaN always fails."""
+        """True if no number exceeds the other's, of any output. NaN always fails."""
         count = len(self.each) or len(other.each)
         if count:
             return all(self.of(index).within(other.of(index)) for index in range(count))
@@ -186,7 +186,7 @@ class Tolerance:
     lower: Distance | None
     """Error of the next lower precision, where it is known."""
     calibrated: bool
-    """Whether the next lower precision would be rejected, by every output that is rounded."""
+    """True if the next lower precision would be rejected, by every output that is rounded."""
     calibrated_outputs: frozenset[int] = frozenset()
     """Indices of the outputs that would reject it."""
     passed_over: int = 0

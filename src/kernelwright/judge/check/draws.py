@@ -32,7 +32,7 @@ def sampled(outputs: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
 
 
 def are_alike(mine: Sequence[Sequence[torch.Tensor]], theirs: Sequence[Sequence[torch.Tensor]], rounding: float) -> bool:
-    """Whether outputs of calls with different seeds are distributed alike: by their mean, by their variance, and by their
+    """True if outputs of calls with different seeds are distributed alike: by their mean, by their variance, and by their
     covariance, which tells a mask for each element from one that rows share.
 
     Args:

@@ -138,7 +138,7 @@ class Examiner:
         return posed
 
     def _reference_repeats(self, question: Question, drawn: list[Any], slot: int) -> bool:
-        """Whether the reference meets the limit once more, without a state that the first time may have moved."""
+        """True if the reference meets the limit once more, without a state that the first time may have moved."""
         if self.trial.facts.stateful or self.trial.facts.has_buffers:
             return True
         again = self.call(self.reference, drawn, slot=slot, seed=None)
@@ -214,7 +214,7 @@ class Examiner:
         return Reason.WRONG_OUTPUT
 
     def _right_with_first_weights(self, posed: PosedQuestion) -> bool:
-        """Whether it is right once the module holds the weights again which it was built with. It may have captured some
+        """True if it is right once the module holds the weights again which it was built with. It may have captured some
         of them and not others, so that its answer with new ones is right for neither."""
         oracle = self.trial.facts.oracle
         if not self.trial.reloads_state or not self.bounds.has_float64 or not oracle.parameter_names:

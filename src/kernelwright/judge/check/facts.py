@@ -68,19 +68,19 @@ class TaskFacts:
     weights: State
     """Random state that both modules load."""
     stochastic: bool
-    """Whether the reference answers the same inputs differently, call by call."""
+    """True if the reference answers the same inputs differently, call by call."""
     stateful: bool
-    """Whether it does so after the same seed too, as with a hidden state. Both sides must then be called equally often."""
+    """True if it does so after the same seed too, as with a hidden state. Both sides must then be called equally often."""
     carried: tuple[str, ...]
     """Names of the attributes and buffers that hold such a state, as far as they are the module's."""
     redraws: bool
-    """Whether inputs are drawn again, and not kept: they are large, and the same from the same seed."""
+    """True if inputs are drawn again, and not kept: they are large, and the same from the same seed."""
     generator: torch.Generator
     forms: tuple[TensorForm, ...]
-    """What all draws of each input share."""
+    """Properties that all draws of each input share."""
 
     def draws_in(self, training: bool, state: State) -> bool:
-        """Whether the reference answers the same inputs differently in a mode, call by call."""
+        """True if the reference answers the same inputs differently in a mode, call by call."""
         return _differs(self.live, self.oracle, self.draw(), state, seeds=(1, 2), training=training)
 
     def draw(self, inputs: InputSet | None = None, base: Inputs | None = None, seed: int | None = None) -> list[Any]:
@@ -150,7 +150,7 @@ class TaskFacts:
 
     @property
     def has_buffers(self) -> bool:
-        """Whether the state holds anything beside parameters."""
+        """True if the state holds anything beside parameters."""
         return not self.oracle.parameter_names.issuperset(self.oracle.initial_state)
 
 
@@ -247,7 +247,7 @@ def _options(oracle: Oracle, example: list[Any], outputs: Outputs) -> dict[str, 
 
 
 def _other_values(default: Any, tensors: list[torch.Tensor], words: list[str]) -> list[Any]:
-    """Values to try in place of a default: of words those that `forward` names; for None a tensor, masks, and a number."""
+    """Values to try instead of a default: of words those that `forward` names; for None a tensor, masks, and a number."""
     if isinstance(default, bool):
         return [not default]
     if isinstance(default, int | float):

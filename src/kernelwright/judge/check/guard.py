@@ -158,7 +158,7 @@ def static_labels(source: str, reference: str, techniques: Sequence[str] = ()) -
 
 
 def _same_operators(source: str, reference: str) -> bool:
-    """Whether the candidate's classes call PyTorch's operators just as often as the reference's do."""
+    """True if the candidate's classes call PyTorch's operators just as often as the reference's do."""
     mine, theirs = _operators(source), _operators(reference)
     if mine is None or theirs is None or theirs - mine:
         return False
@@ -236,7 +236,7 @@ def _operators(source: str) -> Counter[str] | None:
 
 
 def _replaces_forward(cls: ast.ClassDef) -> bool:
-    """Whether a class has a `forward` of its own and never calls its base's."""
+    """True if a class has a `forward` of its own and never calls its base's."""
     own = any(isinstance(item, ast.FunctionDef) and item.name == "forward" for item in cls.body)
     return own and not any(
         isinstance(node, ast.Attribute)
@@ -303,7 +303,7 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 
 
 def _changes_library(node: ast.AST) -> bool:
-    """Whether a node may give a function of a module another meaning."""
+    """True if a node may give a function of a module another meaning."""
     if isinstance(node, ast.Name):
         return node.id in ("setattr", "globals", "vars", "exec", "eval")
     if not isinstance(node, ast.Attribute):

@@ -322,7 +322,7 @@ class _SharedDevice(_DispatchMode):
 
 
 def _is_worth_products(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> bool:
-    """Whether the arguments of `aten::convolution` are those of a large transposed one in float64 without groups."""
+    """True if the arguments of `aten::convolution` are those of a large transposed one in float64 without groups."""
     *_, transposed, _, groups = others
     plain = transposed and groups == 1 and x.dtype is torch.float64 and x.dim() == weight.dim()
     return plain and x.numel() * weight[0].numel() >= _WORTH_PRODUCTS

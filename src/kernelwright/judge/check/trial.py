@@ -47,7 +47,7 @@ class Trial:
     directory: Path
     """Folder of this evaluation's files."""
     gate: DeviceGate
-    """Held while this evaluation uses the device, so that evaluations beside it do not disturb the clocks."""
+    """Held while this evaluation uses the device, so that other evaluations do not disturb its clocks."""
     budget: CallBudget | None = None
     """Time that the candidate may take; None does not count it."""
     core: int | None = None
@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def reloads_state(self) -> bool:
-        """Whether the candidate's state has the reference's names, so that weights can be loaded into both."""
+        """True if the candidate's state has the reference's names, so that weights can be loaded into both."""
         return Label.STATE_DIFFERS not in self.findings.labels
 
     def leave_out(self, name: str, reason: Reason, detail: str) -> None:
@@ -65,7 +65,7 @@ class Trial:
         self.findings.checks.setdefault(ALONGSIDE, {})[name] = {"reason": reason.value, "detail": detail}
 
     def is_left_out(self, name: str) -> bool:
-        """Whether something was left out."""
+        """True if something was left out."""
         return name in self.findings.checks.get(ALONGSIDE, {})
 
     @property
@@ -75,7 +75,7 @@ class Trial:
 
     @property
     def lets_cudnn_use_tf32(self) -> bool:
-        """Whether PyTorch's defaults do, on this device; which of cuDNN's algorithms runs depends on layout and luck.
+        """True if PyTorch's defaults do, on this device; which of cuDNN's algorithms runs depends on layout and luck.
         There products may use it where the settings allow it."""
         return (
             self.facts.device.type == "cuda"
@@ -151,8 +151,8 @@ class Trial:
         found.reference_reuses_output |= any("earlier output" in one.aliases for one in reference.described.outputs)
 
     def process_findings(self, reference: Side, candidate: Side) -> list[CheckFinding]:
-        """Deviations of what a candidate has done to its process and its mode. What the reference has done to its own is
-        nothing to reject another for."""
+        """Deviations of what a candidate has done to its process and its mode. Changes that the
+        reference makes as well are none."""
         with ThreadPoolExecutor(2) as threads:  # to look through all modules takes a while
             theirs, mine = threads.map(operator.methodcaller("inspect"), (reference, candidate))
         return [*process_findings(theirs, mine, self.facts.oracle.training)]

@@ -1,7 +1,7 @@
 """Uses a candidate as a program does: with each argument that the reference takes, copied, trained, and under autocast.
 
-What is silently wrong where an argument is given decides whether it is a drop-in. What it does to copies, gradients and
-autocast is a label. An error that it raises says so itself.
+A silently wrong answer where an argument is given makes it no drop-in. Deviations in copies, gradients and autocast are
+labels. An error that it raises says so itself.
 """
 
 from __future__ import annotations
@@ -123,5 +123,5 @@ def _check_training(examiner: Examiner) -> None:
 
 
 def _alike(found: tuple[float, float], wanted: tuple[float, float]) -> bool:
-    """Whether two gradients are about the same, by norm and projection."""
+    """True if two gradients are about the same, by norm and projection."""
     return all(abs(one - other) <= _OTHER_GRADIENT * wanted[0] for one, other in zip(found, wanted, strict=True))

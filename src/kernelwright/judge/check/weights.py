@@ -182,7 +182,7 @@ def check_replaced_weights(examiner: Examiner) -> None:
 
 
 def check_default_buffers(examiner: Examiner) -> None:
-    """Other values in buffers that hold a default, such as a mean of 0: a module that ignores them is right until then."""
+    """Other values in buffers that hold a default, such as a mean of 0: a module may ignore them and be right by default."""
     facts = examiner.trial.facts
     if not (other := facts.oracle.other_defaults(facts.generator)):
         return
@@ -220,7 +220,7 @@ leave, less than missed calls do. Some integers may differ, since rounding decid
 
 
 def buffer_has_kept_up(found: torch.Tensor, wanted: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether many calls moved the candidate's buffer (`found`) as they moved the reference's (`wanted`), from `before`."""
+    """True if many calls moved the candidate's buffer (`found`) as they moved the reference's (`wanted`), from `before`."""
     if not wanted.is_floating_point():
         return distance(found, wanted).within(_KEPT_UP)
     wanted, before = computable(wanted), computable(before)

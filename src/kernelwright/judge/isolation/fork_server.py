@@ -108,9 +108,9 @@ class ForkServer:
         theirs.close()
         self._channel = Channel(ours)
         self.has_forked = False
-        """Whether a worker was asked for: before that it may still be importing torch, and is killed."""
+        """True if a worker was asked for: before that it may still be importing torch, and is killed."""
         self._turn = threading.Lock()
-        """Workers of one process triple start beside one another; the channel serves one request at a time."""
+        """Held during a request: workers start together, and the channel serves one request at a time."""
 
     def keep_off(self, core: int | None) -> None:
         """Leave this core of the processor free from now on, as do later forks: they have this one thread only."""

@@ -35,7 +35,7 @@ class Stoppable(Protocol):
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it runs no candidate's code."""
+        """True if it runs no candidate's code."""
 
     def stop(self) -> bool:
         """Stop all its processes; False where they are stopped already."""
@@ -70,7 +70,7 @@ class DeviceGate:
         self._path, self.turn, self._suspects = (lock_path(device, what) for what in ("", "gate-turn", "gate-suspects"))
         self._unstoppable_limit_s = unstoppable_limit_s
         self.alone = False
-        """Whether this evaluation has the device alone now."""
+        """True if this evaluation has the device alone now."""
         self._shared: TextIO | None = None
         """Lock of the block of code that shares the device with others."""
         self._requests = 0
@@ -164,7 +164,7 @@ class DeviceGate:
         return time.perf_counter() - came_s
 
     def _is_wanted(self) -> bool:
-        """Whether another evaluation waits to have the device alone."""
+        """True if another evaluation waits to have the device alone."""
         with self.turn.open("a") as turn:
             return not _locked(turn, fcntl.LOCK_SH)
 
@@ -201,7 +201,7 @@ class DeviceGate:
         raise DisturbedError("The GPU is at work for another process.")
 
     def rests_within(self, limit_s: float) -> bool:
-        """Whether a GPU comes to rest within so many seconds."""
+        """True if a GPU comes to rest within so many seconds."""
         came_s = time.monotonic()
         while not self.is_quiet():
             if time.monotonic() - came_s >= limit_s:
@@ -210,7 +210,7 @@ class DeviceGate:
         return True
 
     def is_quiet(self) -> bool:
-        """Whether a GPU works for nobody else."""
+        """True if no other process has work on a GPU."""
         taken_us = []
         empty = torch.empty(1, device=self._device)
         torch.cuda.synchronize(self._device)
@@ -240,7 +240,7 @@ class DeviceMemory:
         self._memory, self.turn = (lock_path(device, what) for what in ("memory", "turn"))
         self._give_back = give_back
         self.alone = False
-        """Whether whoever entered last has it alone."""
+        """True if whoever entered last has it alone."""
 
     @contextlib.contextmanager
     def __call__(self, *, alone: bool = False) -> Iterator[None]:

@@ -93,7 +93,7 @@ class CompilerWatch:
         self._read_from = os.fstat(stack).st_size
 
     def is_stuck(self, ran_s: float) -> bool:
-        """Whether the worker, which has run for so long, has made no progress within the limit."""
+        """True if the worker, which has run for so long, has made no progress within the limit."""
         if ran_s - self._looked_s >= self._limit_s / 16:
             if self._has_worked(ran_s - self._looked_s):
                 self.compiled_s = ran_s
@@ -123,7 +123,7 @@ class CompilerWatch:
         return worked_s >= least_s or (self._in_library() and own_s >= least_s)
 
     def _in_library(self) -> bool:
-        """Whether a thread of the worker's latest account has a compiler above the candidate's own code."""
+        """True if a thread of the worker's latest account has a compiler above the candidate's own code."""
         size = os.fstat(self._stack).st_size
         start = max(self._read_from, size - _DUMP_BYTES_MAX)
         self._read_from = size
@@ -166,7 +166,7 @@ class CallBudget:
     spent_s: float = 0.0
 
     def charge(self, role: str, seconds: float) -> None:
-        """Count a request; raises WorkerError, once, where the candidate has spent it all: it may be settled then."""
+        """Count a request; raises WorkerError, once, where the candidate has spent it all, so that it may still be settled."""
         self.spent_s += {"candidate": seconds, "reference": -seconds}.get(role, 0.0)
         if self.spent_s > self.limit_s:
             limit_s, self.limit_s = self.limit_s, math.inf
@@ -219,7 +219,7 @@ class WorkerSpec:
     kept_as: str | None = None
     """Kind of process that may take over this worker for another task; None where none may."""
     program: str | None = None
-    """Module that serves the worker's requests in place of the ordinary harness."""
+    """Module that serves the worker's requests; None for the ordinary harness."""
 
 
 class Worker:
@@ -257,12 +257,12 @@ class Worker:
         self._still = False
         self._paused: list[int] = []
         self.ended = False
-        """Whether the process has been ended."""
+        """True if the process has been ended."""
         spec.gate.workers.append(self)  # to be stopped when the evaluation that it serves has to wait
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it runs no candidate's code."""
+        """True if it runs no candidate's code."""
         return self.spec.role != "candidate"
 
     def _take(self, spec: WorkerSpec) -> None:
@@ -288,7 +288,7 @@ class Worker:
         return [handle for arena in self.arenas.values() for handle in arena.files]
 
     def fits(self, spec: WorkerSpec, settings: Settings) -> bool:
-        """Whether the process is of the kind wanted, and what these settings would start."""
+        """True if the process is of the kind wanted, and what these settings would start."""
         return spec.kept_as == self.spec.kept_as and _of_the_process(settings) == _of_the_process(self._settings)
 
     def forget(self) -> bool:
@@ -422,7 +422,7 @@ class Worker:
         self.pause()
 
     def pause(self) -> None:
-        """Stop every process of the worker: it must not disturb what is timed beside it."""
+        """Stop every process of the worker, so that it does not disturb others that are timed."""
         signal_each([self.pid], signal.SIGSTOP)  # at once: to look for the others takes longer
         others = [pid for pid in session_members(self.pid) if pid != self.pid]
         self._paused = [self.pid, *others]  # one that was just forked is in no session of its own yet

@@ -50,7 +50,7 @@ class Described(_WorkerReply):
     strange: tuple[str, ...]
     outputs: tuple[Output, ...]
     inputs_kept: bool = True
-    """Whether the caller's tensors have the same shapes, memory and properties as before."""
+    """True if the caller's tensors have the same shapes, memory and properties as before."""
 
 
 class Series(_WorkerReply):
@@ -150,7 +150,7 @@ class TaskShapes:
 
     @property
     def is_large(self) -> bool:
-        """Whether the inputs of one call are all that a worker's memory and the judge's hold."""
+        """True if the inputs of one call are all that a worker's memory and the judge's hold."""
         return self.slot_bytes + self.output_bytes > LARGE_BYTES
 
     @property
@@ -231,9 +231,9 @@ class Side:
         self.placed: dict[int, list[_Placed]] = {}
         """Views of the arena and the tensors that were written there, by slot."""
         self.is_read, self.is_read_in_place = True, False
-        """Whether anybody looks at the outputs of its calls, and whether only until the next: without a copy then."""
+        """True if the outputs of its calls are read; and if only until the next call, so that they need no copy."""
         self._holds_views = False
-        """Whether the next outputs that are held are held by views."""
+        """True if the next outputs that are held are held by views."""
 
     def build(self, arguments: Any, seed: int) -> BuiltModule:
         """Import and construct the module; returns its interface. Raises WorkerError, for the reference TaskError."""
@@ -392,7 +392,7 @@ class Side:
         return found
 
     def limit_s(self, calls: int = 1, other_us: float = 0.0) -> float:
-        """Time for calls. Where others wait for the device, a candidate has little more than was needed before."""
+        """Time for calls. While others wait for the device, a candidate has little more than was needed before."""
         if not self._called:
             return self._settings.build_limit_s
         limit_s = self._settings.run_limit_s * calls
@@ -448,7 +448,7 @@ class Side:
         ], clocks
 
     def _intact(self) -> bool:
-        """Whether inputs in every slot are still what was placed there."""
+        """True if inputs in every slot are still what was placed there."""
         pairs = [pair for placed in self.placed.values() for pair in placed]
         # One question for all, as in compare.py; where something differs it may be NaN.
         differing = [(view != tensor).any() for view, tensor in pairs]
@@ -515,5 +515,5 @@ class Side:
 
 
 def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are equal, where NaN equals NaN."""
+    """True if two tensors are equal, where NaN equals NaN."""
     return bool(((first == second) | ((first != first) & (second != second))).all())

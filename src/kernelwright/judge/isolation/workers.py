@@ -57,7 +57,7 @@ class JudgeFolder:
 
 
 def remove_left_folders() -> None:
-    """Delete folders of this user's judges that have ended without doing so."""
+    """Delete folders that this user's judges left when they were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if (lock := _locked(path)) is not None:
             remove_tree(path)
@@ -102,7 +102,7 @@ class Workers:
         self.waiting: list[Worker] = []
         """Trusted workers that wait for another task."""
         self._folder = JudgeFolder() if keep else None
-        """Where those that are kept have their files, since the folder of an evaluation ends with it."""
+        """Folder for the files of those that are kept, since the folder of an evaluation ends with it."""
 
     def start(self, spec: WorkerSpec, settings: Settings) -> Worker:
         """A worker that has run nothing yet, or a kept one that has forgotten what it ran."""

@@ -1,4 +1,4 @@
-"""Times a candidate against its reference: paired, randomised, in fresh processes, on inputs that nobody has seen.
+"""Times a candidate against its reference: paired, randomised, in fresh processes, on inputs that no worker has seen.
 
 One *process triple* is a reference, a candidate and a second reference (for the A/A noise floor), all fresh. In a final
 the stock configurations and other finalists join them (`triple`); after the first triple only those that are near the
@@ -262,7 +262,7 @@ class OddInputs:
 
 
 def start_sides(trial: Trial, names: Sequence[str] = SIDES) -> dict[str, Side]:
-    """Sides, started beside one another: most of a start is waiting for imports and for the driver."""
+    """Sides, all started at once: most of a start is waiting for imports and for the driver."""
     sides: dict[str, Side] = {}
     failure: BaseException | None = None
     with ThreadPoolExecutor(len(names)) as threads:
@@ -293,7 +293,7 @@ def _close_after(asked: Future[list[CheckFinding]], side: Side) -> list[CheckFin
 
 
 _LOOK_S = 0.05
-"""Time between two looks whether sides have started that nobody waits for any more."""
+"""Interval, seconds, in which sides that are no longer wanted are checked for having started."""
 _ENDING_MAX = 8
 """Sides that end at once, beside the starts of others."""
 _AHEAD_MAX = 2
@@ -353,7 +353,7 @@ class SidesAhead:
 
     @property
     def is_on(self) -> bool:
-        """Whether sides start and end beside others."""
+        """True if sides start and end while others run."""
         return self._most > 0
 
     def end(self, side: Side) -> None:

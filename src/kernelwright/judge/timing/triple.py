@@ -94,7 +94,7 @@ class ProcessTriple:
         self._blocks_s = 0.0
         """Time of the blocks so far, seconds."""
         self._in_step = True
-        """Whether the candidate was called as often as the reference, on the same inputs."""
+        """True if the candidate was called as often as the reference, on the same inputs."""
         self.hold_at = random.randrange(max(1, trial.settings.warmup_calls - trial.facts.shapes.is_large))
         """The warm-up call whose output is kept and compared again at the end. After a large one the next call allocates."""
         self._hold_from, self._hold_at_block = 1, -1
@@ -110,7 +110,7 @@ class ProcessTriple:
         return [name for name in self.sides if not self._trial.is_left_out(name)]
 
     def wants_more(self) -> bool:
-        """Whether another block is worth its time: there are fewer than wanted, or they were short."""
+        """True if another block is worth its time: there are fewer than wanted, or they were short."""
         settings, sides = self._trial.settings, len(self._names) / len(SIDES)
         return self.blocks < settings.blocks or (self._blocks_s < settings.triple_s * sides and self.blocks < BLOCKS_MAX)
 
@@ -220,7 +220,7 @@ class ProcessTriple:
         self._blocks_s += time.perf_counter() - start_s
 
     def _holds_another(self) -> bool:
-        """Whether this block's first output is kept in place of the earlier one: calls after the first few may share the
+        """True if this block's first output replaces the earlier one that is kept: calls after the first few may share the
         memory of their outputs as well."""
         done = self.blocks
         if done >= self._hold_from:
@@ -233,7 +233,7 @@ class ProcessTriple:
         return True
 
     def keeps_outputs(self, name: str) -> bool:
-        """Whether a side keeps outputs as the candidate does, which changes how the heap is reused; large ones take room."""
+        """True if a side keeps outputs as the candidate does, which changes how the heap is reused; large ones take room."""
         return name == "candidate" or (name in SIDES and not self._trial.facts.shapes.is_large)
 
     def round(self, order: Any, *, hold: bool, keep: bool) -> None:
@@ -339,7 +339,7 @@ class ProcessTriple:
     def verify_buffers(self) -> None:
         """Reject a candidate that updates statistics and counters only where the check looks and saves the rest.
 
-        What is allowed is far less than missed calls leave behind, and more than rounding does in hundreds of them.
+        The limit is far less than missed calls leave behind, and more than rounding does in hundreds of them.
         """
         trial = self._trial
         if not (self._in_step and trial.reloads_state and trial.facts.has_buffers):

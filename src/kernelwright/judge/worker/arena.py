@@ -1,7 +1,7 @@
 """Shares memory between the parent, which owns it, and one worker: inputs go in, outputs come out.
 
 On the CPU an arena is an anonymous file (memfd) mapped by both sides; on CUDA it is one cudaMalloc of its own, shared
-by handle, so that nothing else of the parent's lies beside it. Tensors are laid out by `TensorSpec`s that the parent
+by handle, so that it shares no block with the parent's other memory. Tensors are laid out by `TensorSpec`s that the parent
 makes; a worker only follows them.
 """
 
@@ -25,7 +25,7 @@ from kernelwright.judge.settings import GIB
 
 ALIGNMENT_BYTES = 512
 PAGE_BYTES = 2 << 20
-"""Of a device's memory."""
+"""Size of a page of a device's memory."""
 _OUT_OF_MEMORY = 2
 """`cudaErrorMemoryAllocation`."""
 
@@ -59,7 +59,7 @@ class TensorSpec:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TensorSpec:
-        """Back from `to_json`."""
+        """Read what `to_json` has made."""
         return cls(value["dtype"], tuple(value["shape"]), tuple(value["stride"]), value["offset_bytes"], value["span_bytes"])
 
     def to_json(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Sends length-prefixed JSON over a socket pair: the only messages between a worker and its parent.
 
-What arrives from a worker is parsed as JSON of bounded size and never unpickled. It carries no result: outputs are
+A worker's messages are parsed as JSON of bounded size and never unpickled. They carry no result: outputs are
 read from shared memory and compared, and latencies are believed only as far as the parent's own clock agrees.
 """
 
@@ -110,7 +110,7 @@ class Channel:
         return list(files)
 
     def pending(self, wait_s: float = 0.0) -> bool:
-        """Whether a message lies unread, or begins within that time; between requests there should be none."""
+        """True if a message lies unread, or begins within that time; between requests there should be none."""
         return bool(select.select([self.socket], [], [], wait_s)[0])
 
     def close(self) -> None:

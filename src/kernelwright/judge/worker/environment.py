@@ -18,4 +18,4 @@ WORKER_ENVIRONMENT = COMPILER_ENVIRONMENT | {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-"""What every worker has beside the variables that it inherits; read when its process starts or torch is imported."""
+"""Variables of every worker, with those that it inherits; read when its process starts or torch is imported."""

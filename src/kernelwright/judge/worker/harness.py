@@ -243,7 +243,7 @@ class Harness:
         return {"held": held(self.device, Path(self.config["private"])), "moved": moved}
 
     def moved_generators(self, seeds: set[int]) -> bool:
-        """Whether somebody has drawn from the generators of Python and NumPy, or given PyTorch's another seed than these."""
+        """True if somebody has drawn from the generators of Python and NumPy, or given PyTorch's another seed than these."""
         drawn, found = generators()
         return drawn != self.drawn or not found <= seeds
 

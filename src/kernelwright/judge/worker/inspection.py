@@ -278,7 +278,7 @@ def _signal_handlers() -> dict[str, int]:
 
 
 def _is_of_library(value: Any) -> bool:
-    """Whether an installed package defines the class of a value, or the value where it is a class or function itself."""
+    """True if an installed package defines the class of a value, or the value where it is a class or function itself."""
     if type(value) is FunctionType:
         return value.__code__.co_filename.startswith(_LIBRARY)
     kind = value if _is_class(value) else type(value)
@@ -353,7 +353,7 @@ class Library:
         return sorted(found - _WRAPPED_BY_COMPILE)
 
     def _wraps(self, value: Any, name: str) -> bool:
-        """Whether an installed package's new function wraps the one that was there, as torch.compile's do in optimisers."""
+        """True if an installed package's new function wraps the one that was there, as torch.compile's do in optimisers."""
         wrapped = value
         while type(wrapped) is FunctionType and wrapped not in self._bodies and _is_of_library(wrapped):
             wrapped = getattr(wrapped, "__wrapped__", None)
@@ -368,7 +368,7 @@ def library() -> Library:
 
 
 def _runs(value: Any) -> bool:
-    """Whether a value is code, or a constant that code computes with. Other numbers may be a library's own state."""
+    """True if a value is code, or a constant that code computes with. Other numbers may be a library's own state."""
     is_constant = type(value) is torch.dtype or (type(value) is float and value in _CONSTANTS)
     return is_constant or callable(value) or issubclass(type(value), property | staticmethod | classmethod | ModuleType)
 

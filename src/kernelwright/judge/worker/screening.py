@@ -77,7 +77,7 @@ class ScreeningHarness(Harness):
         super().__init__(config, files)
         self.posed: list[_Posed] = []
         self._keeps_state = False
-        """Whether a call of the reference depends on the calls before it."""
+        """True if a call of the reference depends on the calls before it."""
         self.timed: list[list[Any]] = []
         self._numbers = itertools.count()
         self._thread: ThreadPoolExecutor | None = None
@@ -395,7 +395,7 @@ def harness(config: dict[str, Any], files: list[int]) -> ScreeningHarness:
 
 
 def wants_own_thread(source: str, device: torch.device) -> bool:
-    """Whether a candidate's text speaks of cuDNN, whose plans are kept for each thread. A processor's threads cost more."""
+    """True if a candidate's text speaks of cuDNN, whose plans are kept for each thread. A processor's threads cost more."""
     return device.type == "cuda" and "cudnn" in source
 
 

@@ -104,7 +104,7 @@ class OutputMetadata(NamedTuple):
         return cls(tensor.dtype, tensor.shape, _stride(tensor) if strided else (), device, start, stop, traits)
 
     def overlaps(self, other: OutputMetadata) -> bool:
-        """Whether both storages share memory."""
+        """True if both storages share memory."""
         return max(self.start, other.start) < min(self.stop, other.stop)
 
     def to_json(self) -> dict[str, Any]:
