@@ -95,12 +95,11 @@ class Trial:
         if (other := self.alongside.get(role)) is not None:
             apart = CheckFindings(Demands(), self.findings.labels)  # what it lacks is no finding about the candidate
             trial = replace(self, findings=apart, candidate=other, budget=None)
-            return trial.start_baseline(other) if other.policy == BASELINE_POLICY else trial.start("candidate")
+            if other.policy != BASELINE_POLICY:
+                return trial.start("candidate")
+            # A trusted wrapper around the reference.
+            return trial._start("baseline", other.source, "ModelNew", kept_as=other.name_alongside or None)
         return self._start(role, self.facts.live.task.source, "Model", kept_as="reference")
-
-    def start_baseline(self, baseline: Candidate) -> Side:
-        """A fresh worker of a trusted wrapper around the reference; raises as `start`."""
-        return self._start("baseline", baseline.source, "ModelNew", kept_as="-".join(baseline.techniques) or None)
 
     def _start(self, role: str, source: str, class_name: str, kept_as: str | None = None) -> Side:
         facts = self.facts

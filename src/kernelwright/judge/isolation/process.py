@@ -166,7 +166,7 @@ class CallBudget:
     spent_s: float = 0.0
 
     def charge(self, role: str, seconds: float) -> None:
-        """Count a request; raises WorkerError, once, where the candidate has spent it all, so that it may still be settled."""
+        """Count a request; raises WorkerError, once, where the candidate has spent it all: it may still be settled."""
         self.spent_s += {"candidate": seconds, "reference": -seconds}.get(role, 0.0)
         if self.spent_s > self.limit_s:
             limit_s, self.limit_s = self.limit_s, math.inf
