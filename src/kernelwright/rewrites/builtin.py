@@ -103,7 +103,7 @@ def _is_late(task: TaskContext, candidate: Candidate) -> tuple[bool, bool]:
 
 def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | None]]:
     """All recipes for a task after a history, each with the hash of the candidate that it is derived from."""
-    for recipe in _of_blocks(task) if task.blocks else first_recipes(task):
+    for recipe in _of_blocks(task, context) if task.blocks else first_recipes(task):
         yield recipe, None
     # Calls of microseconds are launches; which copies to save is known once a graph is known to help.
     looks: tuple[Screened | Evaluation, ...] = (*context.screened, *context.history)
@@ -121,18 +121,24 @@ def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | N
             yield derived, sha256
 
 
-def _of_blocks(task: TaskContext) -> Iterator[Recipe]:
+def _of_blocks(task: TaskContext, context: Context) -> Iterator[Recipe]:
     """Recipes that the search of one of equal submodules has found for all of them, the best of them for the whole's graph,
-    which fuses across their ends, and wrappers alone."""
+    which fuses across their ends, and wrappers that alone did as well."""
     blocks = [block for block in task.searched if block.paths in task.blocks and block.recipes]
     paths = tuple(block.paths for block in blocks)
+    carried: list[Recipe] = []
     for place in range(max((len(block.recipes) for block in blocks), default=0)):
         chosen = tuple(block.recipes[min(place, len(block.recipes) - 1)] for block in blocks)
-        carried = Recipe((BlocksPass(paths, chosen),))
-        yield from with_graph(carried) if task.on_gpu else (carried,)
+        recipe = Recipe((BlocksPass(paths, chosen),))
+        carried += [*with_graph(recipe)][int(place > 0) :] if task.on_gpu else [recipe]
+    yield from carried
+    made = filter(None, map(task.build, carried))
+    if any(one.candidate(OWN_POLICY, None).sha256 not in context.seen for one in made):
+        return  # the whole is traced while these are screened
+    task.trace_whole()
     for recipe in max(blocks, key=lambda block: block.calls).recipes[:1] if blocks else ():
         yield from with_graph(recipe) if task.on_gpu else (recipe,)
-    for kind in wrappers.ON_CUDA[:2] if task.on_gpu else wrappers.ON_ANY_DEVICE:
+    for kind in dict.fromkeys(kind for block in blocks for kind in block.wrappers):
         yield Recipe((WrapperPass(kind),))
 
 

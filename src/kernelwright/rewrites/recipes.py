@@ -113,6 +113,8 @@ class SearchedBlock:
     """Calls of all of them in one call of the model."""
     recipes: tuple[Recipe, ...] = ()
     """The fastest by estimate, best first, without wrappers."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers that alone are about as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,28 +215,35 @@ class TaskContext:
 
     @classmethod
     def open(cls, task: Task, device: str, blocks: Sequence[SearchedBlock] = ()) -> Self:
-        """Trace a task; when that fails, note why and go on without a graph. One of many equal submodules is traced."""
+        """Trace a task, or of equal submodules one; `trace_whole` then traces the rest when there is time."""
         context = cls(task, device, searched=blocks)
         for block in blocks:
             if (part := trace_block(block.task, block.args, dict(block.kwargs))) is not None:
                 context.blocks[block.paths] = replace(part, paths=tuple(f"model.{path}" for path in block.paths))
-        if context.blocks and sum(block.calls for block in blocks) > _TRACED_WHOLE:
+        if context.blocks:
             context.obstacle = "its layers are equal, and one was traced for all"
-            return context
-        try:
-            traced = trace(task)
-        except UntraceableError as error:
-            context.obstacle = str(error)
-            context.keeps_state = isinstance(error, CarriedStateError)
-            return context
-        context.trace, graph = traced, traced.training
-        context.place = Place.of(traced)
-        context.copies_much = _copied_bytes(traced) >= _COPIED_BYTES
-        context.is_erratic = _is_erratic(traced)
-        context.draws = any(is_random(node) for mode in traced.graphs for node in mode.graph.nodes)
-        has_images = emit.uses(graph, *CONVOLUTIONS_2D)
-        context.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
+            context.draws = any(map(_draws, context.blocks.values()))
+        else:
+            context.trace_whole()
         return context
+
+    def trace_whole(self) -> None:
+        """Trace the task, unless it is traced or has very many layers; when that fails, note why."""
+        if self.trace is not None or sum(block.calls for block in self.searched if self.blocks) > _TRACED_WHOLE:
+            return
+        try:
+            self.trace = traced = trace(self.task)
+        except UntraceableError as error:
+            self.obstacle = str(error)
+            self.keeps_state = isinstance(error, CarriedStateError)
+            return
+        self.obstacle, graph = "", traced.training
+        self.place = Place.of(traced)
+        self.copies_much = _copied_bytes(traced) >= _COPIED_BYTES
+        self.is_erratic = _is_erratic(traced)
+        self.draws = _draws(traced)
+        has_images = emit.uses(graph, *CONVOLUTIONS_2D)
+        self.takes_channels_last = has_images and can_be_channels_last(graph.graph, graph.mode)
 
     @property
     def on_gpu(self) -> bool:
@@ -281,6 +290,11 @@ class TaskContext:
         except UntraceableError as error:
             self.obstacle = str(error)
             return None
+
+
+def _draws(traced: Trace) -> bool:
+    """True where a mode draws random numbers."""
+    return any(is_random(node) for mode in traced.graphs for node in mode.graph.nodes)
 
 
 def _copied_bytes(traced: Trace) -> int:

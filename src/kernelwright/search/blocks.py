@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from torch import nn
@@ -87,7 +86,7 @@ def search_blocks(
             tell(f"searching one of {kind.name} for all")
             found = search(task, device=device, out=out / f"block-{number}")
             looks = ranked([*RunDirectory(found.run).screened()])
-            block = SearchedBlock(task, kind.paths, kind.inputs.args, kind.inputs.kwargs, kind.calls, tuple(_fastest(looks)))
+            block = SearchedBlock(task, kind.paths, kind.inputs.args, kind.inputs.kwargs, kind.calls, *_fastest(looks))
             alone = max([1.0, *(look.estimate or 1.0 for look in looks[:1])])
             results.append(BlockResult(kind.name, block, share, found, alone))
     except (ModelError, TaskError, InfrastructureError) as error:
@@ -96,13 +95,18 @@ def search_blocks(
     return results
 
 
-def _fastest(looks: Iterable[Screened]) -> list[Recipe]:
-    """Recipes of one layer to try in the whole, best first, without the wrappers, which are for the whole."""
+def _fastest(looks: Iterable[Screened]) -> tuple[tuple[Recipe, ...], tuple[str, ...]]:
+    """Recipes of one layer to try in the whole, best first, without the wrappers, which are for the whole; and wrappers that
+    alone are about as fast as the best of them."""
     found: dict[Recipe, float] = {}
+    wrappers: dict[str, float] = {}
     for look in looks:
-        steps = [step for step in stored_recipe(look.passes).passes if not isinstance(step, WrapperPass)]
-        if steps:
-            found.setdefault(Recipe(tuple(steps)), look.estimate or 0.0)
-    best = max(found.values(), default=0.0)
-    near = [recipe for recipe, estimate in found.items() if estimate >= SCHEDULE.finalist * best]
-    return list(islice(near, _RECIPES))
+        recipe = stored_recipe(look.passes)
+        wrapper = recipe.get(WrapperPass)
+        if steps := tuple(step for step in recipe.passes if step is not wrapper):
+            found.setdefault(Recipe(steps), look.estimate or 0.0)
+        elif wrapper is not None:
+            wrappers.setdefault(wrapper.kind, look.estimate or 0.0)
+    least = SCHEDULE.finalist * max(found.values(), default=0.0)
+    near = [recipe for recipe, estimate in found.items() if estimate >= least]
+    return tuple(near[:_RECIPES]), tuple(kind for kind, estimate in wrappers.items() if estimate >= least)
