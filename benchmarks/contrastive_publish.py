@@ -4,7 +4,7 @@
     python benchmarks/contrastive_publish.py CAMPAIGN results/contrastive-h200 --weights
 
 CAMPAIGN is the `--work` of benchmarks/contrastive_campaign.py, or what an export of it holds, unpacked. Evaluations,
-rollouts and examples are packed with gzip; whatever reads a run directory reads its evaluations as they are.
+rollouts and examples are packed; whatever reads a run directory reads its evaluations as they are.
 
 With `--weights` the adapters of stage 2 and of the arms come along as int8, with what an arm's checkpoint says of its
 training: contrastive_restart.py makes a campaign of it that goes on. What rounding changed is printed.
@@ -17,8 +17,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from contrastive_export import ARMS, PACKED, PACKED_WEIGHTS, STAGE_2, WEIGHTS, export, packed_weights
-from publishing import copy_plain, packed_bytes, write_packed
+from contrastive_export import ARMS, PACKED_WEIGHTS, STAGE_2, WEIGHTS, export, packed_weights
+from publishing import copy_plain, write_packed
+
+from kernelwright.records import unpacked
 
 WHOLE = ("summary.json", "table.md", "campaign.json", "arms.json", "hacks", "held-out/results")
 RUNS = ("sft", "self-supervised", "held-out", "held-out/confirmations", "held-out/baselines")
@@ -88,10 +90,7 @@ def _say_errors(kept: Path, packed: dict[str, bytes]) -> None:
 def _publish_run(run: Path, target: Path) -> None:
     copy_plain(run, target, PLAIN)
     for name in LINES:
-        # Of evaluations, those that came with an earlier slice are packed already and go in front.
-        packed = run / PACKED
-        before = packed.read_bytes() if name == "evaluations.jsonl" and packed.exists() else b""
-        write_packed(target, name, before + packed_bytes(run / name))
+        write_packed(target, name, unpacked(run / name))
 
 
 if __name__ == "__main__":

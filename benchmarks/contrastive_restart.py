@@ -33,13 +33,13 @@ from kernelwright.contrastive.samples import Rollout, RolloutLog, Sample, write_
 from kernelwright.contrastive.settings import TasksSection
 from kernelwright.contrastive.supervised import round_folder
 from kernelwright.errors import UsageError
-from kernelwright.records import RunDirectory, Task, append_lines
+from kernelwright.records import RunDirectory, Task, append_lines, files_of, unpacked
 
 EXEMPLARS = "exemplars.sqlite"
 UNTRAINED = "zero-shot"
-COPIED = (f"sft/{PACKED}", f"self-supervised/{PACKED}")
+COPIED = ("sft/evaluations.jsonl", "self-supervised/evaluations.jsonl")
 RESULT = f"held-out/results/{UNTRAINED}.json"
-READ = ("sft/examples.jsonl.gz", "self-supervised/rollouts.jsonl.gz")
+READ = ("sft/examples.jsonl", "self-supervised/rollouts.jsonl")
 
 
 def main() -> None:
@@ -57,13 +57,16 @@ def restart(published: Path, work: Path) -> None:
     if any(published.rglob(PACKED_WEIGHTS)):
         put_back(published, work)
         return
-    lacking = [name for name in (*READ, *COPIED) if not (published / name).exists()]
+    lacking = [name for name in (*READ, *COPIED) if not files_of(published / name)]
     if lacking:
         raise UsageError(
             f"Wanted a published campaign in {published}; it lacks {', '.join(lacking)}. Name one of contrastive training."
         )
-    copy_plain(published, work, (*COPIED, RESULT))
-    (work / "sft" / "examples.jsonl").write_bytes(gzip.decompress((published / "sft" / "examples.jsonl.gz").read_bytes()))
+    copy_plain(published, work, (RESULT,))
+    for name in COPIED:
+        (work / name).parent.mkdir(parents=True)
+        (work / name).with_name(PACKED).write_bytes(gzip.compress(unpacked(published / name)))
+    (work / "sft" / "examples.jsonl").write_bytes(unpacked(published / "sft" / "examples.jsonl"))
     for number, samples in samples_of(published).items():
         write_drawn(round_folder(RunDirectory(work / "self-supervised"), number) / "attempts.json", samples)
     if (published / RESULT).exists():
@@ -77,8 +80,12 @@ def put_back(published: Path, work: Path) -> None:
         if path.is_dir() or path.name == "README.md":
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".gz" and path.name != PACKED:
-            target.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+        if path.suffix in (".gz", ".xz"):
+            data = unpacked(path.with_suffix(""))
+            if path.stem == Path(PACKED).stem:
+                target.with_name(PACKED).write_bytes(gzip.compress(data))
+            else:
+                target.with_suffix("").write_bytes(data)
         else:
             shutil.copyfile(path, target)
     restore_weights(work)

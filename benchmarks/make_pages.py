@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gzip
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from publishing import copy_plain, packed_bytes, write_packed
+from publishing import copy_plain, write_packed
 from race_numbers import (
     STOCK,
     SUITES,
@@ -40,6 +39,7 @@ from race_numbers import (
 )
 
 from kernelwright.contrastive.held_out import geomean
+from kernelwright.records import unpacked
 from kernelwright.records.decisions import CUT_SHORT
 from kernelwright.records.tables import statistics_of
 
@@ -660,13 +660,12 @@ def publish(run: Run, target: Path) -> None:
     """A packed copy that `rescore` and `report` accept; what was only screened comes without its source."""
     open_tasks = run.open_tasks()
     copy_plain(run.path, target, PLAIN)
-    packed = run.path / "evaluations.jsonl.gz"
-    write_packed(target, "evaluations.jsonl", packed.read_bytes() if packed.exists() else packed_bytes(run.evaluations_path))
+    write_packed(target, "evaluations.jsonl", unpacked(run.evaluations_path))
     looks = (one if one.task in open_tasks else one.model_copy(update={"source": ""}) for one in run.screened())
     estimates = "".join(f"{one.model_dump_json()}\n" for one in looks)
-    write_packed(target, "screened.jsonl", gzip.compress(estimates.encode(), mtime=0) if estimates else b"")
+    write_packed(target, "screened.jsonl", estimates.encode())
     if found := run.read_json("tasks.json"):
-        write_packed(target, "tasks.json", gzip.compress(json.dumps(found).encode(), mtime=0))
+        write_packed(target, "tasks.json", json.dumps(found).encode())
 
 
 @functools.cache

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gzip
 import json
 import os
 import shutil
@@ -31,6 +30,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from kernelwright.records import unpacked
 
 COMMAND = (sys.executable, "-m", "kernelwright")
 OVERTIME_S = 20.0
@@ -158,8 +159,8 @@ def _bring(earlier: Path, work: Path, name: str) -> None:
             archive.extractall(work, filter="data")
         return
     shutil.copytree(earlier, work / name)
-    for path in (work / name).glob("*.gz"):
-        path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+    for path in [*(work / name).glob("*.gz"), *(work / name).glob("*.xz")]:
+        path.with_suffix("").write_bytes(unpacked(path.with_suffix("")))
         path.unlink()
 
 

@@ -3,7 +3,7 @@
     python benchmarks/sass_publish.py runs/sass results/sass-h200
 
 Of the machine code a kernel's original is kept once, and the tuned code of the winner that was deployed. Lines of many
-schedules are packed with gzip; whatever reads a run directory reads them as they are.
+schedules are packed; whatever reads a run directory reads them as they are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import re
 import shutil
 from pathlib import Path
 
-from publishing import copy_plain, from_command_line, packed_bytes, write_packed
+from publishing import copy_plain, from_command_line, write_packed
 
-from kernelwright.records import RunDirectory
+from kernelwright.records import RunDirectory, unpacked
 
 PLAIN = (
     *("config.json", "environment.json", "summary.json", "times.json", "weighed.json", "confirmations.jsonl"),
@@ -49,7 +49,7 @@ def publish_run(run: Path, target: Path, is_winner: bool) -> None:
     """Write the published form of one agent's run directory."""
     copy_plain(run, target, PLAIN)
     for name in PACKED:
-        write_packed(target, name, packed_bytes(run / name))
+        write_packed(target, name, unpacked(run / name))
     if is_winner and (run / "tuned.cubin").exists():
         (target / "tuned.cubin").write_bytes(without_paths((run / "tuned.cubin").read_bytes()))
 

@@ -7,12 +7,12 @@ A change of that file is a change for users, and its commit says why.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import importlib
 import inspect
 import io
 import json
+import lzma
 import os
 import re
 import tempfile
@@ -290,9 +290,9 @@ def _fill(folder: Path) -> None:
         for file in (ROOT / "results" / PUBLISHED).iterdir():
             if file.is_file():
                 (folder / name / file.name).write_bytes(file.read_bytes())
-    records = folder / "changed" / "evaluations.jsonl.gz"
-    text = gzip.decompress(records.read_bytes()).decode()
-    records.write_bytes(gzip.compress(re.sub(r'"speedup":(\d)', r'"speedup":9\1', text).encode()))
+    records = folder / "changed" / "evaluations.jsonl.xz"
+    text = lzma.decompress(records.read_bytes()).decode()
+    records.write_bytes(lzma.compress(re.sub(r'"speedup":(\d)', r'"speedup":9\1', text).encode()))
     _call("sass compile corpus:softmax --architecture 80 --out other.cubin")
 
 

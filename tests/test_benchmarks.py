@@ -234,7 +234,7 @@ def test_measurements_are_exported_and_published_without_weights(tmp_path):
     assert SharedEvaluations(tmp_path / "back" / "judged.sqlite", "first", None).find(task, candidate) == evaluation
     publish(work, tmp_path / "published")
     published = {str(path.relative_to(tmp_path / "published")) for path in (tmp_path / "published").rglob("*.*")}
-    assert published == {"summary.json", "sft/evaluations.jsonl.gz"}
+    assert published == {"summary.json", "sft/evaluations.jsonl.xz"}
     assert list(RunDirectory(tmp_path / "published" / "sft").evaluations()) == [evaluation]
 
 
@@ -266,7 +266,7 @@ def test_a_machine_code_campaign_in_small_and_its_published_folder(tmp_path, set
     assert (summary["kernels"], summary["schedules_run"], summary["wrong_outputs"], summary["failed"]) == (1, 60, 0, [])
     assert summary["per_kernel"]["rope"]["why_not_deployed"] == "simulated"
     publish(tmp_path / "out", tmp_path / "published")
-    assert (tmp_path / "published" / "rope" / "greedy" / "schedules.jsonl.gz").exists()
+    assert (tmp_path / "published" / "rope" / "greedy" / "schedules.jsonl.xz").exists()
 
 
 @pytest.mark.exhaustive

@@ -128,7 +128,7 @@ def test_without_migration_an_island_keeps_to_itself():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("nonsense", {}, "bucket, island, random, none"),
+        ("nonsense", {}, ", ".join(SAMPLERS)),
         ("bucket", {"tau": 1.0}, "ratio, temperature"),
         ("random", {"temperature": 1.0}, "known are none"),
         ("bucket", {"temperature": 0.0}, "above 0"),

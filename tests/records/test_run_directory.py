@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import platform
 import signal
@@ -14,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, RunDirectory, Verdict, capture_environment, read_objects, require_possible
+from kernelwright.records import (
+    Evaluation,
+    RunDirectory,
+    Verdict,
+    capture_environment,
+    read_objects,
+    require_possible,
+    unpacked,
+)
 from kernelwright.records import run_directory as module
 from kernelwright.records.run_directory import commit, processor
 from tests.forks import forked
@@ -362,10 +371,12 @@ def test_whether_a_directory_can_be_made_is_said_without_making_it(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_packed_json_file_is_read_like_any_other(tmp_path):
-    run = RunDirectory(tmp_path)
-    (tmp_path / "winner.json.gz").write_bytes(gzip.compress('{"moved": "ä"}'.encode()))
+@pytest.mark.parametrize("packer", [gzip, lzma])
+def test_a_packed_json_file_is_read_like_any_other(tmp_path, packer):
+    run, data = RunDirectory(tmp_path), '{"moved": "ä"}'.encode()
+    (tmp_path / ("winner.json.gz" if packer is gzip else "winner.json.xz")).write_bytes(packer.compress(data))
     assert run.read_json("winner.json") == {"moved": "ä"}
+    assert unpacked(tmp_path / "winner.json") == data
     run.write_json("winner.json", {"moved": 2})
     assert run.read_json("winner.json") == {"moved": 2}, "what was written since the run was packed counts"
 
@@ -386,9 +397,11 @@ def test_a_packed_json_file_that_is_damaged_is_a_usage_error(tmp_path, damage):
         RunDirectory(tmp_path).read_json("winner.json")
 
 
-@pytest.mark.parametrize("damage", [b"no gzip at all", None])
-def test_packed_records_that_are_damaged_are_a_usage_error(tmp_path, damage):
-    packed = gzip.compress(evaluation(1).model_dump_json().encode() + b"\n")
-    (tmp_path / "evaluations.jsonl.gz").write_bytes(damage or packed[:-9])
-    with pytest.raises(UsageError, match=r"evaluations\.jsonl\.gz"):
+@pytest.mark.parametrize(
+    ("packer", "damage"), [(gzip, b"not packed at all"), (lzma, b"not packed at all"), (gzip, None), (lzma, None)]
+)
+def test_packed_records_that_are_damaged_are_a_usage_error(tmp_path, packer, damage):
+    packed, name = packer.compress(evaluation(1).model_dump_json().encode() + b"\n"), "gz" if packer is gzip else "xz"
+    (tmp_path / f"evaluations.jsonl.{name}").write_bytes(damage or packed[:-9])
+    with pytest.raises(UsageError, match=rf"evaluations\.jsonl\.{name}"):
         list(RunDirectory(tmp_path).evaluations())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright import cli
+from kernelwright.records import unpacked
 from tests.quick import exhaustive_but
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -37,9 +37,7 @@ SLOW = (
     "2026-11-22-honest-programs-h200",
     "2026-11-22-cuda-l1-h200",
     "2026-11-22-judge-throughput-3-h200",
-    "2026-11-25-contrastive-device-bound-first-h100",
     "2026-11-26-agreement-h100",
-    "2026-11-25-contrastive-device-bound-third-h100",
     "2026-11-26-contrastive-device-bound-fourth-h100",
 )
 """Folders of kinds that others stand for, with more records."""
@@ -63,10 +61,10 @@ def test_a_published_folder_is_reported_or_refused(tmp_path, capsys, folder):
 
 
 def test_the_page_of_a_published_winner_shows_its_moves_and_its_search(tmp_path, capsys):
-    run = SCHEDULES / "sgemm" / "greedy"
+    run = SCHEDULES / "sgemm" / "sweeps"
     assert report(capsys, run, tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text()
-    winner = json.loads(gzip.decompress((run / "winner.json.gz").read_bytes()))
+    winner = json.loads(unpacked(run / "winner.json"))
     assert f"{winner['moved']} instructions stand elsewhere" in page
     assert page.count("<summary>Block ") == len(winner["blocks"]) > 0
     assert "<polyline" in page
@@ -74,13 +72,13 @@ def test_the_page_of_a_published_winner_shows_its_moves_and_its_search(tmp_path,
 
 @pytest.mark.parametrize(("left", "found"), [(None, "found neither"), ("[]", "found no winner in it")])
 def test_a_winner_that_is_missing_is_said_in_one_line(tmp_path, capsys, left, found):
-    run = shutil.copytree(SCHEDULES / "sgemm" / "greedy", tmp_path / "run")
-    (run / "winner.json.gz").unlink()
+    run = shutil.copytree(SCHEDULES / "sgemm" / "sweeps", tmp_path / "run")
+    (run / "winner.json.xz").unlink()
     if left is not None:
         (run / "winner.json").write_text(left)
     assert cli.main(["report", str(run)]) == 2
     said = capsys.readouterr().err.strip()
-    assert said.startswith("error: Wanted winner.json or winner.json.gz in ")
+    assert said.startswith("error: Wanted winner.json, packed or not, in ")
     assert found in said
     assert "\n" not in said
     assert not (run / "report.html").exists()

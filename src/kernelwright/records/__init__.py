@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from kernelwright.records.lines import append_lines, canonical_json, encodable, files_of, read_lines, read_objects, sha256_of
+from kernelwright.records.lines import (
+    append_lines,
+    canonical_json,
+    encodable,
+    files_of,
+    read_lines,
+    read_objects,
+    sha256_of,
+    unpacked,
+)
 from kernelwright.records.models import (
     Candidate,
     Contract,
@@ -42,4 +51,5 @@ __all__ = [
     "read_objects",
     "require_possible",
     "sha256_of",
+    "unpacked",
 ]

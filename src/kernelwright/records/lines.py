@@ -1,6 +1,6 @@
 """Writes and reads JSON lines that survive a kill: each is on disk, whole, before the next one starts.
 
-A published run may have its files packed with gzip, each under its name and `.gz`: what is here reads them alike.
+A published run may have its files packed, each under its name and `.gz` or `.xz`: what is here reads them alike.
 Canonical JSON has one form for each value, so that equal records have equal hashes on every machine.
 """
 
@@ -10,16 +10,17 @@ import fcntl
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import IO, Any
 
 from kernelwright.errors import UsageError
 
-_PACKED = ".gz"
-_UNREADABLE = (OSError, EOFError, zlib.error)
+_PACKED: dict[str, Callable[..., IO[Any]]] = {".gz": gzip.open, ".xz": lzma.open}
+_UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of opening and reading a file, packed or not."""
 
 
@@ -48,7 +49,12 @@ def append_lines(path: Path, lines: Iterable[str], *, sync: bool = True) -> None
 
 def files_of(path: Path) -> list[Path]:
     """Existing parts of a file: the packed one of a published run, then the one being written."""
-    return [file for file in (path.with_name(path.name + _PACKED), path) if file.exists()]
+    return [file for file in (path.with_name(path.name + ending) for ending in (*_PACKED, "")) if file.exists()]
+
+
+def unpacked(path: Path) -> bytes:
+    """All of a file, packed parts first; nothing where there is none."""
+    return b"".join(_opened(file, "rb").read() for file in files_of(path))
 
 
 def read_json(path: Path) -> Any | None:
@@ -61,7 +67,7 @@ def read_json(path: Path) -> Any | None:
     if not files:
         return None
     try:
-        with _open(files[-1], errors="strict") as text:
+        with _opened(files[-1], "rt", encoding="utf-8") as text:
             return json.load(text)
     except _UNREADABLE as error:
         raise UsageError(f"Wanted to read {files[-1]}; {_why(error)}. Choose another directory.") from error
@@ -77,7 +83,7 @@ def read_lines(path: Path) -> Iterator[str]:
     """
     for file in files_of(path):
         try:
-            with _open(file, errors="replace") as text:
+            with _opened(file, "rt", encoding="utf-8", errors="replace") as text:
                 yield from text
         except _UNREADABLE as error:
             raise UsageError(f"Wanted a run's records in {file}; {_why(error)}. Choose another directory.") from error
@@ -98,10 +104,9 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
             yield value
 
 
-def _open(path: Path, *, errors: str) -> TextIO:
-    if path.suffix == _PACKED:
-        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", errors=errors))
-    return path.open(encoding="utf-8", errors=errors)
+def _opened(path: Path, mode: str, **options: str) -> IO[Any]:
+    opener: Callable[..., IO[Any]] = _PACKED.get(path.suffix, open)
+    return opener(path, mode, **options)
 
 
 def _why(error: BaseException) -> str:

@@ -43,7 +43,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 class RunDirectory:
     """Reads and appends the records of one run, in a directory that is created when missing.
 
-    Files of a published run may be packed with gzip; they are read alike.
+    Files of a published run may be packed; they are read alike.
     """
 
     def __init__(self, path: Path) -> None:

@@ -55,7 +55,7 @@ def render_moves(run: RunDirectory) -> str:
     winner = run.read_json("winner.json") if summary.get("best") else None
     if summary.get("best") and not isinstance(winner, dict):
         raise UsageError(
-            f"Wanted winner.json or winner.json.gz in {run.path}, since its summary.json names a confirmed improvement; "
+            f"Wanted winner.json, packed or not, in {run.path}, since its summary.json names a confirmed improvement; "
             f"found {'neither' if winner is None else 'no winner in it'}. Put the file back, or run the search again."
         )
     lines = {agent: _best_so_far(points) for agent, points in _points(run.path / "schedules.jsonl").items()}
