@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -377,6 +378,44 @@ def test_an_interrupt_from_the_keyboard_ends_a_real_process_with_130(tmp_path):
     assert "Traceback" not in err
     assert out == ""
     assert not list((tmp_path / "runs").iterdir()), "nothing was found out"
+
+
+def test_an_interrupt_ends_an_import_that_would_swallow_it(tmp_path):
+    swallowing = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(swallowing)
+    (tmp_path / "candidate.py").write_text("class ModelNew: pass\n")
+    done = subprocess.run(
+        [*KERNELWRIGHT, "evaluate", "diag_matmul", "candidate.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted: nothing was judged yet\n")
+
+
+@pytest.mark.exhaustive
+def test_an_interrupt_does_not_wait_for_a_silent_endpoint(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        (tmp_path / "model.toml").write_text("silence_timeout_s = 3600\n")
+        command = [*KERNELWRIGHT, "optimize", "diag_matmul", "--device", "cpu", "--policy", "api", "--model", "m"]
+        process = subprocess.Popen(
+            [*command, "--base-url", url, "--model-settings", "model.toml"],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("interrupted: ")
 
 
 def test_a_reader_that_goes_away_is_no_rejection_and_no_traceback():

@@ -97,6 +97,15 @@ def test_what_is_sent(server, clock):
     }
 
 
+def test_the_limit_of_an_answer_goes_by_the_name_that_a_refusal_tells(server, clock):
+    server.faults.append(status(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."))
+    model = model_of(server, clock)
+    assert [only(model).text, only(model).text] == ["hello #10"] * 2
+    assert [{"max_tokens", "max_completion_tokens"} & {*seen.body} for seen in server.seen] == [
+        {"max_tokens"}, {"max_completion_tokens"}, {"max_completion_tokens"},
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("how", ["refused", "ignored"])
 def test_several_answers_of_a_server_that_gives_one_at_a_time(clock, how):
     with FakeServer(n=how) as server:

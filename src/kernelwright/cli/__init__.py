@@ -11,10 +11,12 @@ import atexit
 import errno
 import gc
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -28,6 +30,8 @@ INTERRUPTED = 130
 READER_GONE = 141
 """128 + SIGPIPE, as shells report it. 1 would read as `rejected`."""
 FAULT = 3
+_EXIT = os._exit
+"""As it is before `_hard_exit_raises`."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of a full disk, a full quota and a read-only disk, also for temporary files: no faults of this program."""
 
@@ -58,10 +62,33 @@ def group(traceback: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of `sys.argv`, and return the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        atexit.register(gc.freeze)  # the interpreter's last collection would look through all of torch, for half a second
+    """Run one command and return the exit status.
+
+    Without arguments it is the program itself, with those of `sys.argv`: Ctrl-C then ends the process at once.
+    """
+    if arguments is not None:
+        return _status_of(list(arguments))
+    atexit.register(gc.freeze)  # the interpreter's last collection would look through all of torch, for half a second
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupted)
+    if (status := _status_of(sys.argv[1:])) == INTERRUPTED:
+        # Threads that wait for a silent endpoint would keep the process for a minute.
+        atexit._run_exitfuncs()
+        _EXIT(status)
+    return status
+
+
+def _interrupted(_number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but end the process in an import: a half imported library may swallow it or abort."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os.write(2, b"interrupted: nothing was judged yet\n")
+            _EXIT(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _status_of(given: list[str]) -> int:
     show_traceback = bool(given) and given[0] == "--traceback"
     try:
         with _hard_exit_raises():

@@ -30,7 +30,7 @@ from kernelwright.judge.isolation.fork_server import ForkServer
 from kernelwright.judge.isolation.gate import DeviceGate, DeviceMemory, DisturbedError
 from kernelwright.judge.isolation.process import CallBudget, WorkerError
 from kernelwright.judge.isolation.side import Side
-from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders
+from kernelwright.judge.isolation.workers import KEPT, JudgeFolder, Workers, remove_left_folders, require_room
 from kernelwright.judge.settings import GIB, Settings
 from kernelwright.judge.timing.clocks import CacheFlush
 from kernelwright.judge.timing.pairs import PairedTiming, SidesAhead, start_sides
@@ -213,6 +213,8 @@ class Judge:
                 self._examine(trial)
             except (RejectionError, WorkerError) as failure:
                 findings.failure = Failed(failure.reason, failure.detail)
+        if findings.failure is not None:
+            require_room()
         if findings.missing:
             ended = [] if findings.failure is None else [findings.failure]
             findings.checks["missing"] = {reason.value: detail for reason, detail in (*findings.missing.items(), *ended)}

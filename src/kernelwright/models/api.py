@@ -58,6 +58,9 @@ FEWEST_FAULTS = 3
 """Fewest requests in a row that run out of attempts before an endpoint that had answered counts as gone."""
 
 
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
+
+
 class ApiSettings(BaseModel):
     """Address and limits of an endpoint."""
 
@@ -87,7 +90,7 @@ class ApiSettings(BaseModel):
     """Way to ask for several answers to a prompt. `n` is one request, which charges prompt tokens once. `requests` is one
     for each answer. `auto` is `n` for as long as the server takes it."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """Provider's name for the limit of an answer; OpenAI's reasoning models know only the second."""
+    """Provider's name for the limit of an answer. Where a refusal names the other one, that is sent."""
     send_seed: bool = True
     """Off for providers that refuse requests with a seed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -136,6 +139,7 @@ class ApiModel(ChatModel):
         self._clock = clock
         self._meter = Meter()
         self._random = random.Random()
+        self._limit_field: str = settings.max_tokens_field
         self._takes_n = settings.several != "requests"
         self._told_of_no_stream = False
         self._client = openai.OpenAI(
@@ -242,7 +246,12 @@ class ApiModel(ChatModel):
         sleep = self._sleep or stop.wait
         for attempt in range(1, self.settings.attempts + 1):
             self._pacer.wait(sleep)
-            outcome = self._attempt(self._body(prompt, n, sampling, number), stop)
+            body = self._body(prompt, n, sampling, number)
+            outcome = self._attempt(body, stop)
+            other = next(field for field in LIMIT_FIELDS if field not in body)
+            if isinstance(outcome, Fault) and outcome.code == CompletionFailure.REFUSED and other in outcome.detail:
+                self._limit_field = other
+                outcome = self._attempt(self._body(prompt, n, sampling, number), stop)
             if isinstance(outcome, ApiReply) or not outcome.retried or attempt == self.settings.attempts:
                 break
             wait_s = outcome.retry_after_s
@@ -297,7 +306,7 @@ class ApiModel(ChatModel):
             "messages": [asdict(message) for message in prompt],
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            self.settings.max_tokens_field: sampling.max_tokens,
+            self._limit_field: sampling.max_tokens,
             "extra_body": self.settings.extra_body or None,
         }
         if n > 1:

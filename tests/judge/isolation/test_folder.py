@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from kernelwright.errors import SandboxError
 from kernelwright.judge import Judge, Settings
 from kernelwright.judge.isolation import workers as folder_module
 from kernelwright.judge.isolation.sandbox import session_members
-from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders
+from kernelwright.judge.isolation.workers import JudgeFolder, remove_left_folders, require_room
 from tests.judge.snippets import RELU, candidate
 
 pytestmark = pytest.mark.usefixtures("temporary")
@@ -70,6 +71,13 @@ def test_a_place_where_nothing_can_be_locked_is_named(tmp_path, monkeypatch):
     with pytest.raises(SandboxError, match="Set TMPDIR"):
         JudgeFolder()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_on_a_full_disk_is_not_the_candidates(tmp_path, monkeypatch):
+    require_room()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(SandboxError, match="MB are left, so its failure says nothing"):
+        require_room()
 
 
 KILLED = """

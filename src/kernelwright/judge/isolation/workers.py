@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -32,6 +33,8 @@ from kernelwright.judge.settings import Settings
 
 _PREFIX = "kernelwright-judge-"
 _TRIES = 10
+_ROOM_BYTES = 16 << 20
+"""Room on the disk of temporary files below which a failure is not the candidate's. Our choice."""
 
 
 class JudgeFolder:
@@ -62,6 +65,20 @@ def remove_left_folders() -> None:
         if (lock := _locked(path)) is not None:
             remove_tree(path)
             os.close(lock)
+
+
+def require_room() -> None:
+    """See that temporary files find room, where a candidate failed: it may have needed more.
+
+    Raises:
+        SandboxError: the disk is full, also without the candidate's own files.
+    """
+    left_bytes = shutil.disk_usage(where := tempfile.gettempdir()).free
+    if left_bytes < _ROOM_BYTES:
+        raise SandboxError(
+            f"Wanted room for a candidate's temporary files in {where}; {left_bytes / 1e6:.1f} MB are left, so its failure "
+            "says nothing. Make room, or set TMPDIR to a folder on another disk."
+        )
 
 
 def _locked(path: Path) -> int | None:
