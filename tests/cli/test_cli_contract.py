@@ -7,6 +7,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import kernelwright
 from kernelwright import cli
 from kernelwright.cli import doctor
 from kernelwright.cli.commands import NamedPath
+from kernelwright.cli.output import Phases
 from kernelwright.errors import DeviceError, InternalError, UsageError
 
 KERNELWRIGHT = (sys.executable, "-m", "kernelwright")
@@ -416,6 +418,15 @@ def test_an_interrupt_does_not_wait_for_a_silent_endpoint(tmp_path):
             _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("interrupted: ")
+
+
+def test_phases_are_lines_with_seconds_where_there_is_no_terminal(capsys):
+    with Phases() as phases:
+        phases.begin("checking\x1b[2J")
+        phases.count("1 of 2")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"\d+ s: checking \[2J\n", err)
 
 
 def test_a_reader_that_goes_away_is_no_rejection_and_no_traceback():

@@ -28,11 +28,9 @@ from kernelwright.cli.options import (
     run_directory,
     says_what_was_kept,
 )
-from kernelwright.cli.output import emit_json, printable, progress_console, results_only, say
+from kernelwright.cli.output import Phases, emit_json, printable, results_only, say
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from kernelwright.judge import Settings
     from kernelwright.records import Evaluation
     from kernelwright.records.screened import Screened
@@ -121,10 +119,10 @@ class BenchCommand:
             results_only(),
             run_directory(self.out, "bench", suite.name) as target,
             says_what_was_kept(target),
-            progress_console().status("starting") as status,
+            Phases() as phases,
         ):
             work = _search if searches else _judge
-            result = work(suite, self, settings, baselines, target, status)
+            result = work(suite, self, settings, baselines, target, phases)
         for what, message in result.errors.items():
             say(f"not measured: {printable(what)}: {printable(message)}")
         if self.as_json:
@@ -181,7 +179,7 @@ def _narrowed(suite: Suite, options: BenchCommand) -> Suite:
 
 
 def _judge(
-    suite: Suite, options: BenchCommand, settings: Settings, baselines: list[str], out: Path, status: Status
+    suite: Suite, options: BenchCommand, settings: Settings, baselines: list[str], out: Path, phases: Phases
 ) -> BenchResult:
     from kernelwright.search.bench import bench
 
@@ -193,12 +191,12 @@ def _judge(
         settings=settings,
         strict_too=options.strict_fp32_too,
         tf32_products_too=options.tf32_products_too,
-        on_event=_BenchProgress(status).show,
+        on_event=_BenchProgress(phases).show,
     )
 
 
 def _search(
-    suite: Suite, options: BenchCommand, settings: Settings, baselines: list[str], out: Path, status: Status
+    suite: Suite, options: BenchCommand, settings: Settings, baselines: list[str], out: Path, phases: Phases
 ) -> BenchResult:
     assert options.policy is not None
     from kernelwright.search.suite import search_suite
@@ -215,7 +213,7 @@ def _search(
             device=options.device,
             out=out,
             settings=settings,
-            on_event=_BenchProgress(status).show_search,
+            on_event=_BenchProgress(phases).show_search,
         )
 
 
@@ -244,12 +242,12 @@ def as_contract(result: BenchResult, suite: str) -> dict[str, Any]:
 class _BenchProgress:
     """Shows a run on stderr: a line for each job that ended, and how much is done."""
 
-    status: Status
+    phases: Phases
 
     def show(self, event: BenchEvent) -> None:
         """Tell of a judged candidate or a baseline."""
         say(f"{event.done:>5}/{event.total}  {printable(event.task)}  {printable(event.what)}: {_line(event.outcome)}")
-        self.status.update(f"{event.done} of {event.total} done")
+        self.phases.count(f"{event.done} of {event.total} done")
 
     def show_search(self, event: SuiteEvent) -> None:
         """Tell of an estimate or a verdict of a search."""
@@ -257,7 +255,7 @@ class _BenchProgress:
         best = f", best {event.best[1]:.2f}x {printable(event.best[0])}" if event.best else ""
         left = f", about {event.left_s / 60:.0f} min left" if event.left_s is not None else ""
         errors = f", {event.errors} errors" if event.errors else ""
-        self.status.update(
+        self.phases.count(
             f"{event.settled} of {event.tasks} tasks, {event.screened} screened, {event.judged} judged{best}{errors}{left}"
         )
 

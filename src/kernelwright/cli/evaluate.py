@@ -19,11 +19,11 @@ from kernelwright.cli.options import (
     task_path_option,
 )
 from kernelwright.cli.output import (
+    Phases,
     emit_json,
     format_latency,
     format_speedup,
     printable,
-    progress_console,
     results_only,
 )
 
@@ -92,8 +92,8 @@ class EvaluateCommand:
             with (
                 results_only(),
                 says_what_was_kept(None, "the candidate was not judged to the end; there is no verdict on it"),
-                progress_console().status("starting") as status,
-                Judge(device=device, settings=settings, progress=status.update) as judge,
+                Phases() as phases,
+                Judge(device=device, settings=settings, progress=phases.begin) as judge,
             ):
                 if candidate is None:
                     modes = []

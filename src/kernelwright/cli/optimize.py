@@ -28,18 +28,16 @@ from kernelwright.cli.options import (
     task_path_option,
 )
 from kernelwright.cli.output import (
+    Phases,
     emit_json,
     format_noise_floor,
     format_speedup,
     printable,
-    progress_console,
     results_only,
     say,
 )
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from kernelwright.execution.fork_servers import ForkServers
     from kernelwright.records import Evaluation
     from kernelwright.records.decisions import BaselineComparison
@@ -104,7 +102,7 @@ class OptimizeCommand:
             with (
                 results_only(),
                 says_what_was_kept(target),
-                progress_console().status("starting") as status,
+                Phases() as phases,
                 proposing.accounted(target),
             ):
                 result = optimize(
@@ -115,7 +113,7 @@ class OptimizeCommand:
                     judged=self.judged,
                     out=target,
                     settings=settings,
-                    on_event=_SearchProgress(status, self.budget),
+                    on_event=_SearchProgress(phases, self.budget),
                     composer=self._composer(target),
                     servers=servers,
                     baselines=baselines,
@@ -159,8 +157,8 @@ def _fork_servers(device: str) -> ForkServers:
 class _SearchProgress:
     """Shows a search on stderr: a line for each finished evaluation, and what is going on now."""
 
-    def __init__(self, status: Status, budget: int) -> None:
-        self._status = status
+    def __init__(self, phases: Phases, budget: int) -> None:
+        self._phases = phases
         self._budget = budget
 
     def __call__(self, event: SearchEvent) -> None:
@@ -170,7 +168,8 @@ class _SearchProgress:
             say(f"{event.number:>4}/{self._budget}  {screened_line(event.screened)}")
         elif event.lasting:
             say(printable(event.message))
-        self._status.update(printable(event.message))
+        else:
+            self._phases.begin(event.message)
 
 
 def evaluation_line(evaluation: Evaluation) -> str:

@@ -6,19 +6,44 @@ import atexit
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import Any
+from typing import Any, Self
 
 import click
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 INTERRUPTED = 130
 
 
-def progress_console() -> Console:
-    """The console for progress: always stderr."""
-    return Console(stderr=True, highlight=False)
+class Phases:
+    """Tells on stderr what a command is at, and for how long: beside a spinner on a terminal, in lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        console = Console(stderr=True, highlight=False)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def begin(self, phase: str) -> None:
+        """Begin a phase, from which a terminal counts its seconds; a line has those since the command began."""
+        self._bar.reset(self._task, description=printable(phase))
+        if self._bar.disable:
+            say(f"{time.monotonic() - self._began_s:.0f} s: {printable(phase)}")
+
+    def count(self, done: str) -> None:
+        """Show how much is done, on a terminal alone."""
+        self._bar.update(self._task, description=done)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
 
 
 def say(line: str) -> None:

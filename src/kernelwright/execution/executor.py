@@ -66,6 +66,8 @@ one after another."""
 
 _WAKE_S = 1.0
 """Time after which a thread that waits for results looks again, seconds."""
+_STOPPED_S = 5.0
+"""Time for which work that was stopped is waited for, seconds: a task that hangs while it is traced never ends."""
 
 
 def judges_per_device(device: str) -> int:
@@ -242,7 +244,7 @@ class LocalExecutor:
                     self._stop(entry)
             threads = [entry.thread for entry in self._entries.values() if entry.thread is not None]
         for thread in threads:
-            thread.join()
+            thread.join(_STOPPED_S if at_once else None)
         while self._processes:
             process = self._processes.popitem()[1]
             if at_once:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import kernelwright
 from kernelwright.deploy.drop_in import drop_in
+from kernelwright.errors import InfrastructureError
 from kernelwright.execution.executor import LocalExecutor, judges_per_device
 from kernelwright.execution.fork_servers import ForkServers
 from kernelwright.execution.work import Executor, Result, Screen, Work
@@ -217,8 +218,7 @@ def _hand_out(run: RunDirectory, state: TaskState, judged: int) -> OptimizeResul
     nearest = records.nearest_miss if best is None else None
     if nearest is not None:
         run.write_text(NEAR_MISS, nearest.source)
-    write_report(run, run.path / "report.html")
-    return OptimizeResult(
+    result = OptimizeResult(
         run.path,
         best,
         len(records.history),
@@ -228,6 +228,11 @@ def _hand_out(run: RunDirectory, state: TaskState, judged: int) -> OptimizeResul
         drop_in=run.path / DROP_IN if best is not None else None,
         why=records.status(judged)[1],
     )
+    try:
+        write_report(run, run.path / "report.html")
+    except InfrastructureError as error:
+        raise InfrastructureError(f"{error} The result is there: {result}; see {result.drop_in or run.path}.") from error
+    return result
 
 
 class Executors:
