@@ -181,7 +181,7 @@ PROBES: dict[str, tuple[str, Callable[[], str]]] = {
     "disassembler": ("reading machine code", _disassembler),
     "local models": ("", _models),
 }
-"""What is looked for: the work that needs it, and the probe."""
+"""Subjects of the search: the work that needs each, and the probe."""
 
 
 def _version(package: str, missing: str) -> str:

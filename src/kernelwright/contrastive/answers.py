@@ -1,8 +1,8 @@
 """Finds the candidate's source in a model's answer, or the reason for which there is none, and tags its techniques.
 
-Never raises on any text. Tolerated: headings of any level, number and case, or none; reasoning between tags, also with the
-opening tag left to the prompt; fences of backticks or tildes, indented, with or without a language or with a wrong one,
-never closed, around the whole answer, or within a docstring; several blocks of code; code without any fence, and words after
+Never raises on any text. It tolerates headings of any level, number and case, or none, and reasoning between tags, also with
+the opening tag left to the prompt. Fences may be of backticks or tildes, indented, with any language or none, never closed,
+around the whole answer, or within a docstring. There may be several blocks of code, code without any fence, and words after
 it. Tags are for records and reports, never for a reward; their names follow CUDA-L1's list (section 4.6) where it has one.
 """
 

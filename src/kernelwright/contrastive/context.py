@@ -111,7 +111,7 @@ class StageContext:
         return self._store(run, ConfiguredJudges(self.judging.rewards.judges, settings), first_on(self.device))
 
     def confirming(self, run: RunDirectory) -> RunEvaluations:
-        """The same for what is reported. What runs share never stands for a first measurement here."""
+        """The same for what is reported. An evaluation that runs share never stands for a first measurement here."""
         return self._store(run, self.judging.reported, f"again on {self.device}")
 
     def _store(self, run: RunDirectory, chosen: ConfiguredJudges, label: str) -> RunEvaluations:

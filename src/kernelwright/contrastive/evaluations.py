@@ -1,6 +1,6 @@
 """Gets evaluations of a run's candidates, each made once: first measurements, baselines, estimates and second looks.
 
-What a run directory holds is not judged again, nor what another run on this machine shares with it.
+An evaluation that a run directory holds is not made again, nor what another run on this machine shares with it.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Grader:
             self._stack = self._stack.pop_all()
 
     def grade(self, tasks: Sequence[str], answers: Sequence[str]) -> list[Grade]:
-        """Grade answers, each to the task beside it: `task_text` of it, or the id of a built-in one.
+        """Grade answers, each to the task at the same place: `task_text` of it, or the id of a built-in one.
 
         Raises:
             TaskError: a task itself does not work.

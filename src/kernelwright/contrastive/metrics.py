@@ -76,7 +76,7 @@ class MetricsLog:
             self._writer = SummaryWriter(str(directory / "tensorboard"))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Note the values of one step. What is not finite is left out."""
+        """Note the values of one step. Values that are not finite are left out."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **finite}, sort_keys=True) + "\n")

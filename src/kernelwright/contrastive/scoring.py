@@ -1,6 +1,6 @@
 """Draws answers from the model in training, and turns them into rewards: parse, judge, smooth, keep exemplars, record.
 
-A drawn batch is on disk before it is judged. What is suspicious is measured again.
+A drawn batch is on disk before it is judged. A suspicious speedup is measured again.
 """
 
 from __future__ import annotations

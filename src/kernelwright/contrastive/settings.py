@@ -62,8 +62,8 @@ class TasksSection(_SettingsTable):
     """Tasks to train on, and the split from those held out."""
 
     suites: tuple[Literal["builtin", "families", "device-bound"], ...] = ("builtin",)
-    """Suites of tasks. `builtin`: the suite of 100; `families`: generated tasks; `device-bound`, which stands alone: those
-    of 0.3 to 3 ms on an H200, half of whose held-out tasks have a part that no training task has."""
+    """Suites of tasks: `builtin`, the suite of 100; `families`, generated tasks; or `device-bound`, which stands alone. Its
+    tasks take 0.3 to 3 ms on an H200, and half of those held out have a part that no training task has."""
     directory: Path | None = None
     """Folder with more tasks: every `*.py` in KernelBench's format."""
     exclude: tuple[str, ...] = ()
@@ -232,8 +232,8 @@ class AugmentationSection(_SettingsTable):
     successes: int = Field(default=2, ge=1)
     """Correct answers after which a teacher stops on a task. Paper 2.2: 2."""
     seconds: float | None = Field(default=None, gt=0)
-    """Time limit of the augmentation; it keeps what has been judged by then. None: until every teacher is done with every
-    task."""
+    """Time limit of the augmentation, which keeps all evaluations made by that time. None: until every teacher is done with
+    every task."""
     timed: bool = False
     """Measure speed as well. Correctness is the only filter (paper 2.2), so timing may be left out."""
     answer_chars: int = Field(default=2400, ge=50)
@@ -334,7 +334,7 @@ class RewardSection(_SettingsTable):
     """Reward of an answer that repeats an exemplar of its own prompt, comments aside: its score, as in the paper, or the
     floor. Kernel-Smith (arXiv 2603.28342) found that models learn to copy the best exemplar; on a new task there is none."""
     floor: float | None = None
-    """Reward of a failure and lowest reward of all, in place of the reward's own floor. With `log`, at -5 (the default) most
+    """Reward of a failure and lowest reward of all, instead of the reward's own floor. With `log`, at -5 (the default) most
     of an advantage says whether an answer was right. So it did at -1, where a model learnt to repeat the reference, a copy
     of which earns 0 (`docs/log.md`)."""
     screened_share: float = Field(default=0.0, ge=0, le=0.9)
@@ -369,7 +369,7 @@ class GrpoSection(_SettingsTable):
     iterations: int = Field(default=1, ge=1)
     """Passes over each batch of rollouts."""
     minibatches: int = Field(default=1, ge=1)
-    """Updates in each pass. Where judging takes most of the time, several learn more from the same answers; the clip bounds
+    """Updates in each pass. Several learn more from the same answers where judging takes most of the time; the clip bounds
     their steps. PPO (arXiv 1707.06347) takes 32 minibatches a pass on Atari; 1 is on-policy."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divisor of advantages: the deviation within the group, as in the paper, or of the whole batch, or nothing. Under
@@ -392,7 +392,7 @@ class ContrastiveConfig(_StageSettings):
     exemplars: ExemplarSection = ExemplarSection()
     exemplars_share: float = Field(default=1.0, ge=0, le=1)
     """Share of prompts that show exemplars. The paper's is 1. At 1 a small model learns to copy the form from the prompt,
-    and its weights forget it. That shows on new tasks, which have no exemplar to copy. Our choice."""
+    and its weights forget it. New tasks, which have no exemplar to copy, show it. Our choice."""
     reward: RewardSection = RewardSection()
     grpo: GrpoSection = GrpoSection()
     optimiser: OptimiserSection = OptimiserSection()

@@ -2,7 +2,7 @@
 
 Stage 2 samples, judges, keeps the successes, trains on them, and repeats. The paper's REINFORCE has reward 1 for success and
 0 otherwise and no baseline, because failures dominate at first; its gradient is that of the likelihood of the successes
-sampled, each as often as it was sampled. Examples of stage 1 may be learnt again beside them (`rehearsal`).
+sampled, each as often as it was sampled. Examples of stage 1 may be learnt again with them (`rehearsal`).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ _DRAWS = 3
 
 
 class ChatTeacher:
-    """A language model, asked as the student will be. What it answers is recorded, so a kill costs nothing twice."""
+    """A language model, asked as the student will be. Its answers are recorded, so a kill costs nothing twice."""
 
     def __init__(self, model: ChatModel, prompt: PromptSection, sampling: Sampling) -> None:
         self.name = model.name

@@ -90,7 +90,7 @@ class ApiSettings(BaseModel):
     """Way to ask for several answers to a prompt. `n` is one request, which charges prompt tokens once. `requests` is one
     for each answer. `auto` is `n` for as long as the server takes it."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """Provider's name for the limit of an answer. Where a refusal names the other one, that is sent."""
+    """Provider's name for the limit of an answer. The other one is sent where a refusal names it."""
     send_seed: bool = True
     """Off for providers that refuse requests with a seed."""
     extra_body: dict[str, Any] = Field(default_factory=dict)

@@ -5,7 +5,7 @@ one after another, and those that look too good to be true.
 
 The best of several measurements is partly the luckiest, so no candidate is chosen by the numbers that are published of it.
 These come from its *final*, which times it in the same processes as eager, every stock configuration and the next best
-candidates. Who has a final is chosen before, by screening or by first measurements; another candidate that proves
+candidates. A final's candidate is chosen before, by screening or by first measurements; another candidate that proves
 faster there has a final of its own. The final of the top-ranked candidate may be its first measurement, and stands where it
 is far from no gain.
 """
@@ -63,7 +63,7 @@ class SchedulePolicy:
     """Estimate, in multiples of the upper end of what was judged, from which another candidate is judged: single estimates
     are off by as much (results/2026-11-24-search-h200)."""
     finalist: float = 0.9
-    """Share of a candidate's speedup from which another is timed beside it in its final."""
+    """Share of a candidate's speedup from which another is timed in its final."""
     level: float = 0.98
     """Ratio to the best stock configuration below which that is judged as a candidate, to be handed out instead; so it is
     where the ratio's interval lies below 1."""
@@ -85,8 +85,8 @@ class SchedulePolicy:
     settling_processes: int = 24
     """Most process triples that a near miss may need by its interval for the search to settle it."""
     settling_series: int = 2
-    """Series of calls in each process that settles a near miss, for each one that a judge makes otherwise. Of calls of
-    50 us the outer clock's noise lies between the series of a process, 28 us, and not between processes, 7 us
+    """Series of calls in each process that settles a near miss, for each one that a judge makes otherwise. For calls
+    of 50 us the outer clock's noise lies between the series of a process, 28 us, and not between processes, 7 us
     (docs/log.md); and a series has the GPU for 50 ms, where a process waits for its context. Half of the processes do."""
     settling_cost: float = 4.0
     """Candidates that could be judged while one near miss is settled: 12 process triples take the place of three."""
@@ -102,7 +102,7 @@ class SchedulePolicy:
     least_to_stand: int = 4
     """Process triples of a measurement that may stand early. After three the upper end of an interval is 1.89 times its
     lower end, after four 1.38 and after all six 1.20, in the median of 94 candidates of short calls; of 44 timed with a
-    baseline 15, 24 and 32 are certainly faster or slower than it (runs of CUDA-L1's fifths in results/kernelbench-h200)."""
+    baseline 15, 24 and 32 are certainly faster or slower than it (runs of CUDA-L1's tasks in results/kernelbench-h200)."""
     long_compile_s: float = 20.0
     """Length of a look at what torch.compile compiles from which another is asked for only where it pays, seconds."""
     far_behind: float = 0.7
@@ -222,8 +222,8 @@ def gain_per_second(screened: Sequence[Screened]) -> float:
 
 
 def judging_bytes(screened: Sequence[Screened], alongside: int = 0) -> int:
-    """GPU memory that the judge and its workers may take for a candidate of a task, with so many others beside it; 0 where
-    nothing is known of it."""
+    """GPU memory that the judge and its workers may take for a candidate of a task, with so many others in its final; 0
+    where nothing is known of it."""
     taken_bytes, sides = max((look.memory_bytes or 0 for look in screened), default=0), 1 + alongside / 3
     return round(sides * (SCHEDULE.judged_memory_share * taken_bytes + SCHEDULE.contexts_bytes)) if taken_bytes else 0
 
@@ -444,7 +444,7 @@ def interval_in_words(found: Evaluation) -> str:
 
 
 def gains_in_words(best: Evaluation, comparison: BaselineComparison | None) -> str:
-    """What is handed out, and what is gained over eager and over the best stock configuration, in one line."""
+    """The code handed out, and its gain over eager and over the best stock configuration, in one line."""
     stock = stock_of(best)
     name = f"{stock}, a stock configuration" if stock else ", ".join(best.techniques) or best.policy
     wraps = " (only wraps the model)" if Label.WRAPPER_ONLY in best.labels and not stock else ""
@@ -492,7 +492,7 @@ class BaselineComparison:
 
 @dataclass
 class TaskRecords:
-    """Records of one task, and what follows from them. What follows is kept until the next record is added."""
+    """Records of one task, and what follows from them. Values that follow are kept until the next record is added."""
 
     screened: list[Screened] = field(default_factory=list)
     own: list[Evaluation] = field(default_factory=list)
@@ -736,7 +736,7 @@ class TaskRecords:
 
     @property
     def judging_turn(self) -> tuple[bool, float]:
-        """Tasks without a winner first, then the most promising. What settles a near miss takes as long as several
+        """Tasks without a winner first, then the most promising. Settling a near miss takes as long as several
         candidates."""
         settles = self.near_miss_to_settle is not None
         worth = self.gain_per_second / (self.schedule.settling_cost if settles else 1.0)

@@ -32,7 +32,7 @@ class Interval:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it lies on one side of 1."""
+        """True where it lies on one side of 1."""
         return not self.low <= 1.0 <= self.high
 
     @property

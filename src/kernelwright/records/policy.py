@@ -29,7 +29,8 @@ class Context:
 
 
 Look = Literal["screened", "judged"]
-"""What a policy learns from: estimates of all its proposals, of which the judge sees the best few, or verdicts on each."""
+"""Source from which a policy learns: estimates of all its proposals, of which the judge sees the best few, or verdicts on
+each."""
 
 
 def look_of(policy: Policy) -> Look:

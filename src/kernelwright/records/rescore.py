@@ -25,7 +25,7 @@ _OLD_NAMES = {"is_gain": "is_improvement"}
 """Fields of confirmations that were written under another name before 2026-11-24."""
 
 _BY_RULES = re.compile(r"tasks\[\d+\]\.(outcome|reason)")
-"""Words of a table for what a search still owed: they follow from the rules that it had then, and are no numbers."""
+"""Words of a table for pending work: they follow from the rules that it had then, and are no numbers."""
 
 
 class RescoreState(StrEnum):

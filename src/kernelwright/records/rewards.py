@@ -1,11 +1,11 @@
 """Computes rewards from an evaluation's record and nothing else, so that any run can be scored again.
 
-speedup      the paired speedup (CUDA-L1, section 2.4.4); failed or rejected: 0
-lower-bound  the lower end of its interval instead: what the judge is sure of
-log          its logarithm to base 2, between -4 and 4; failed: -5
-clamped      the speedup, but no more than 3 (Dr.Kernel, arXiv 2602.05885)
-milestone    -1, 1, 2, 3: failed, right, faster, faster than torch.compile too (CUDA Agent, arXiv 2602.24286)
-success      1 or 0: CUDA-L1's self-supervised stage (section 2.3)
+- `speedup`: the paired speedup (CUDA-L1, section 2.4.4); failed or rejected: 0
+- `lower-bound`: the lower end of its interval instead, which the judge is sure of
+- `log`: its logarithm to base 2, between -4 and 4; failed: -5
+- `clamped`: the speedup, but no more than 3 (Dr.Kernel, arXiv 2602.05885)
+- `milestone`: -1, 1, 2, 3: failed, right, faster, faster than torch.compile too (CUDA Agent, arXiv 2602.24286)
+- `success`: 1 or 0: CUDA-L1's self-supervised stage (section 2.3)
 """
 
 from __future__ import annotations

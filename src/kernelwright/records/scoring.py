@@ -1,9 +1,9 @@
 """Computes the numbers of an evaluation from its raw timings; the judge and `rescore` both call `score`.
 
 Two clocks watch each call of a candidate. The inner one runs in the candidate's process and excludes the harness; the
-outer one is the judge's, out of the candidate's reach. What the outer clock sees beyond the inner one is the harness's
-cost, which the trusted reference shows. A candidate's excess over that is charged to it, and an interval claims no more
-than the outer clock alone bears out.
+outer one is the judge's, out of the candidate's reach. Time that the outer clock sees beyond the inner one is the
+harness's cost, which the trusted reference shows. A candidate's excess over that is charged to it, and an interval claims
+no more than the outer clock alone bears out.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def confirmed(claimed: Interval, by_series: Interval, hidden_share: float) -> In
 
 
 def lowered_alike(ratio: Interval, claimed: Interval, final: Interval) -> Interval:
-    """A candidate's ratio to what was timed beside it, lowered as the outer clock lowered its claim over eager."""
+    """A candidate's ratio to what was timed in its final, lowered as the outer clock lowered its claim over eager."""
     estimate = ratio.estimate * final.estimate / claimed.estimate
     low, high = ratio.low * final.low / claimed.low, ratio.high * min(1.0, final.high / claimed.high)
     return Interval(estimate, min(low, estimate), max(high, estimate))

@@ -1,6 +1,6 @@
 """Defines the record of a quick look at a candidate, which estimates its speedup and proves nothing.
 
-What the candidate compiles before its first call, guessed from its text, tells how long the look will take.
+The compiler of a candidate, guessed from its text, tells how long the look will take.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ def compiles(source: str) -> Compiles:
 
 
 def uses_inductor(source: str) -> bool:
-    """Whether it uses torch.compile, with an autotuner or without."""
+    """True where it uses torch.compile, with an autotuner or without."""
     return _INDUCTOR.search(source) is not None

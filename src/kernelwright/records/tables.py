@@ -128,7 +128,7 @@ class TaskResult:
         return baseline in (REFERENCE, BEST) or baseline in self.latencies_us
 
     def _named(self, baseline: str) -> str:
-        """The baseline itself in place of `BEST`."""
+        """The baseline itself instead of `BEST`."""
         return self.best if baseline == BEST else baseline
 
     def gain(self, baseline: str) -> float | None:

@@ -314,7 +314,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _presentable(value: Any) -> Any:
-    """The same value with numbers shortened and without what JSON cannot spell."""
+    """The same value with numbers shortened and without what JSON cannot hold."""
     if isinstance(value, dict):
         return {str(key): _presentable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

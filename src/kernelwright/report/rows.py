@@ -36,7 +36,7 @@ class EvaluationRow:
     parent: int | None
     """Number of the evaluation of the parent candidate, where it is in this run."""
     is_again: bool = False
-    """Whether an earlier evaluation of the same candidate is in this run."""
+    """True where an earlier evaluation of the same candidate is in this run."""
 
     @property
     def anchor(self) -> str:

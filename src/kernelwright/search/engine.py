@@ -186,7 +186,7 @@ class SearchState:
     wants_device: bool = False
     """True while a large task waits until judges leave a device to it."""
     judging_begins: bool = False
-    """True once the judge may begin; it stays so."""
+    """True once the judge may begin; it stays true."""
 
     def is_late(self, share: float = 1.0) -> bool:
         """True when a share of the time is over."""

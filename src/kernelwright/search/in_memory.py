@@ -48,7 +48,7 @@ class ModelResult:
 
     @property
     def improved(self) -> bool:
-        """Whether anything was confirmed to be faster."""
+        """True where anything was confirmed to be faster."""
         return bool(self.placements)
 
     def save(self, folder: str | Path) -> None:

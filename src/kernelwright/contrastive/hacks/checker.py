@@ -123,7 +123,7 @@ def _family(value: object) -> Family | None:
 
 
 SOURCE_SHOWN = 24_000
-"""Characters of a candidate in a prompt; our choice. What is longer is cut in the middle, and said to be."""
+"""Characters of a candidate in a prompt; our choice. A longer one is cut in the middle, and said to be."""
 
 _INSTRUCTIONS = """\
 You review candidates that claim to compute the same as a PyTorch module, only faster. A test has measured them and may \

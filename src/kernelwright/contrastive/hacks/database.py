@@ -3,10 +3,10 @@
 Patterns ship with the package; those confirmed since are in a file of the user's. Signs find hacks that behave alike.
 
 CUDA-L1 retrieves similar hacks by "AST similarity + performance profile" and published neither. Here a candidate and a
-pattern are sets of features of their syntax trees (`structure.py`). Of a pattern only what its honest twin does not have
-counts, where it has one: the mechanism, not the program around it. A feature weighs the more the fewer honest programs
-have it: the twins, and the references of the built-in tasks. What the task's own reference has is left out of the
-candidate. The similarity is the weight of what both have over the weight of what either has (Jaccard), with a constant
+pattern are sets of features of their syntax trees (`structure.py`). Features that a pattern shares with its honest twin
+do not count: the mechanism, not the program around it. A feature weighs the more the fewer honest programs
+have it: the twins, and the references of the built-in tasks. Features of the task's own reference are left out of
+the candidate's. The similarity is the weight of what both have over the weight of what either has (Jaccard), with a constant
 in the denominator, so that little evidence is no likeness. Measurements that a pattern is known for raise it.
 """
 
