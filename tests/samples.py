@@ -9,9 +9,10 @@ from kernelwright.contrastive.exemplars import Exemplar
 from kernelwright.models.chat import ChatModel, Completion, Message, Sampling
 from kernelwright.records import Evaluation, Reason, Task, Verdict, sha256_of
 
-TASK = Task(
-    id="diagonal",
-    source="""import torch
+
+def diagonal(size: int) -> str:
+    """A task's text: a product with a diagonal matrix."""
+    return f"""import torch
 
 
 class Model(torch.nn.Module):
@@ -20,13 +21,15 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(96), torch.randn(96, 96)]
+    return [torch.randn({size}), torch.randn({size}, {size})]
 
 
 def get_init_inputs():
     return []
-""",
-)
+"""
+
+
+TASK = Task(id="diagonal", source=diagonal(96))
 
 _NUMBERS = numbers()
 

@@ -26,25 +26,12 @@ from pydantic import BaseModel
 
 import kernelwright
 from kernelwright import cli
+from tests.samples import diagonal
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "surface.json"
 
-TASK = """import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return torch.diag(a) @ b
-
-
-def get_inputs():
-    return [torch.randn(96), torch.randn(96, 96)]
-
-
-def get_init_inputs():
-    return []
-"""
+TASK = diagonal(96)
 NEW = TASK.split("def get_inputs")[0].replace("class Model(", "class ModelNew(")
 FILES = {
     "task.py": TASK,

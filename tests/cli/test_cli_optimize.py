@@ -19,23 +19,10 @@ from kernelwright.records.screened import screened_of
 from kernelwright.rewrites.wrappers import BY_DEFAULT
 from kernelwright.search.bench import chosen_baselines
 from kernelwright.tasks.suites import load_suite
+from tests.samples import diagonal
 from tests.search.fakes import FakeExecutor
 
-TASK = """import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return torch.diag(a) @ b
-
-
-def get_inputs():
-    return [torch.randn(96), torch.randn(96, 96)]
-
-
-def get_init_inputs():
-    return []
-"""
+TASK = diagonal(96)
 
 
 def evaluation(**changes: object) -> Evaluation:

@@ -19,22 +19,9 @@ from kernelwright.models.chat import ChatModel, Completion, Message, ModelAnswer
 from kernelwright.models.transcript import Transcript
 from kernelwright.records import RunDirectory
 from kernelwright.records.model_costs import TRANSCRIPT
+from tests.samples import diagonal
 
-TASK = """import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return torch.diag(a) @ b
-
-
-def get_inputs():
-    return [torch.randn(64), torch.randn(64, 64)]
-
-
-def get_init_inputs():
-    return []
-"""
+TASK = diagonal(64)
 
 ANSWER = """## Performance Analysis
 Most products are with zero.

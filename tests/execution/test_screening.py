@@ -20,26 +20,9 @@ from kernelwright.judge.isolation.process import Worker, WorkerError
 from kernelwright.records import Candidate, Reason, Task
 from kernelwright.records.screened import Compiles
 from tests.execution.fakes import shared_by_all
-from tests.samples import module
+from tests.samples import diagonal, module
 
-TASK = Task(
-    id="diagonal",
-    source="""import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, a, b):
-        return torch.diag(a) @ b
-
-
-def get_inputs():
-    return [torch.randn(512), torch.randn(512, 512)]
-
-
-def get_init_inputs():
-    return []
-""",
-)
+TASK = Task(id="diagonal", source=diagonal(512))
 SETTINGS = Settings.quick(threads=1)
 
 RIGHT = module()
