@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 
-from kernelwright.sass import CubinError, Schedule, check, check_report
+from kernelwright.sass import CubinError, Instruction, Schedule, check, check_report
 from kernelwright.sass import load as load_program
 from kernelwright.sass.latency import (
     Dependence,
@@ -23,8 +24,6 @@ from kernelwright.sass.scoreboards import analyse_scoreboards
 from tests.quick import exhaustive_but
 from tests.sass.support import ARCHITECTURES, NAMES, build, compiled, first_pair, remembering
 
-MMA = ("gemm_leakyrelu", "batched_gemm", "fused_feed_forward", "attention_mma", "sgemm")
-
 
 def kinds(sample, mutated):
     return {v.kind for v in check(sample.cubin, mutated, remembering)}
@@ -34,42 +33,81 @@ def registers(names, file):
     return {n for n in names if n.rstrip("0123456789") == file}
 
 
-def swap_is(file, dependence):
-    """A pair of neighbours with exactly this dependence, whose registers are of this file."""
+def swapped(file, dependence):
+    """Neighbours with exactly this dependence, whose registers are of this file."""
 
-    def wanted(sample, i, j):
-        if j != i + 1:
-            return False
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        relations = {
-            "raw": a.defs & b.uses,
-            "war": a.uses & b.defs,
-            "waw": a.defs & b.defs,
-        }
+    def wanted(a, b):
+        relations = {"raw": a.defs & b.uses, "war": a.uses & b.defs, "waw": a.defs & b.defs}
         others = set().union(*(r for name, r in relations.items() if name != dependence))
         return bool(registers(relations[dependence], file)) and not others and not memory_conflict(a, b)
 
     return wanted
 
 
+def across(fence, upwards):
+    def wanted(a, b):
+        first, second = (b, a) if upwards else (a, b)
+        return second.opcode == fence and first.traits.is_memory
+
+    return wanted
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The first two instructions of a block that are as wanted; one is taken to the other's place."""
+
+    wanted: Callable[[Instruction, Instruction], bool]
+    kind: str
+    """What the checker must find."""
+    upwards: bool = False
+    """Whether the second goes to the place of the first."""
+    are_neighbours: bool = False
+
+
+TAKEN = {
+    "raw": Taken(swapped("R", "raw"), "raw", are_neighbours=True),
+    "war": Taken(swapped("R", "war"), "war", are_neighbours=True),
+    "predicate raw": Taken(swapped("P", "raw"), "predicate", are_neighbours=True),
+    "predicate war": Taken(swapped("P", "war"), "predicate", are_neighbours=True),
+    "uniform raw": Taken(swapped("UR", "raw"), "uniform", are_neighbours=True),
+    "uniform war": Taken(swapped("UR", "war"), "uniform", are_neighbours=True),
+    "a carry": Taken(
+        lambda a, b: "X" in b.modifiers and bool(registers(a.defs & b.uses, "P")), "predicate", are_neighbours=True
+    ),
+    "memory up across BAR": Taken(across("BAR", True), "barrier-crossing", upwards=True),
+    "memory down across BAR": Taken(across("BAR", False), "barrier-crossing"),
+    "memory up across DEPBAR": Taken(across("DEPBAR", True), "barrier-crossing", upwards=True),
+    "a copy in another group": Taken(lambda a, b: (a.opcode, b.opcode) == ("LDGSTS", "LDGDEPBAR"), "ldgsts-group"),
+    "loads and stores of one memory": Taken(
+        lambda a, b: a.opcode == "STS" and b.opcode in ("STS", "LDS") and a.payload != b.payload, "memory-order"
+    ),
+    "an operation that vouches for an earlier one": Taken(
+        lambda a, b: vouches_for(a, b) and not memory_conflict(a, b), "queue-order", upwards=True
+    ),
+}
+
+
 @pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
 @pytest.mark.parametrize(
-    ("file", "dependence", "kind"),
+    "what",
     exhaustive_but(
-        [
-            ("R", "raw", "raw"),
-            ("R", "war", "war"),
-            ("P", "raw", "predicate"),
-            ("P", "war", "predicate"),
-            ("UR", "raw", "uniform"),
-            ("UR", "war", "uniform"),
-        ],
-        ("R", "raw", "raw"),
+        TAKEN,
+        "raw",
+        "memory up across BAR",
+        "loads and stores of one memory",
+        "an operation that vouches for an earlier one",
     ),
 )
-def test_swapped_dependent_neighbours(file, dependence, kind, architecture):
-    for sample, i, j in first_pair((architecture,), NAMES, swap_is(file, dependence)):
-        assert kind in kinds(sample, sample.reordered(i, j))
+def test_an_instruction_in_the_place_of_another(what, architecture):
+    taken = TAKEN[what]
+
+    def wanted(sample, i, j):
+        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
+        return (j == i + 1 or not taken.are_neighbours) and taken.wanted(a, b)
+
+    for sample, i, j in first_pair((architecture,), NAMES, wanted):
+        source, target = (j, i) if taken.upwards else (i, j)
+        assert taken.kind in kinds(sample, sample.reordered(source, target))
 
 
 @pytest.mark.exhaustive
@@ -85,17 +123,6 @@ def test_swapped_definitions(file_and_kind):
     for sample, i, j in first_pair(ARCHITECTURES, NAMES, wanted):
         found = check(sample.cubin, sample.reordered(j, i), remembering)
         assert any(v.kind == kind and "WAW" in v.detail for v in found)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_carry_cannot_be_overtaken(architecture):
-    def wanted(sample, i, j):
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        return j == i + 1 and "X" in b.modifiers and bool(registers(a.defs & b.uses, "P"))
-
-    for sample, i, j in first_pair((architecture,), NAMES, wanted):
-        assert "predicate" in kinds(sample, sample.reordered(i, j))
 
 
 @pytest.mark.parametrize("place", exhaustive_but([0, 1, 2], 1))
@@ -220,52 +247,6 @@ def test_a_consumer_above_the_waiter_it_relies_on(architecture):
 @cache
 def relied(sample):
     return analyse_scoreboards(sample.kernel.instructions, sample.kernel.blocks).relied
-
-
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
-@pytest.mark.parametrize(
-    ("fence", "upwards"), exhaustive_but([("BAR", True), ("BAR", False), ("DEPBAR", True)], ("BAR", True))
-)
-def test_memory_across_a_fence(fence, upwards, architecture):
-    def wanted(sample, i, j):
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        first, second = (b, a) if upwards else (a, b)
-        return second.opcode == fence and first.traits.is_memory
-
-    for sample, i, j in first_pair((architecture,), NAMES, wanted):
-        source, target = (j, i) if upwards else (i, j)
-        assert "barrier-crossing" in kinds(sample, sample.reordered(source, target))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_copy_in_another_group(architecture):
-    def wanted(sample, i, j):
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        return a.opcode == "LDGSTS" and b.opcode == "LDGDEPBAR"
-
-    for sample, i, j in first_pair((architecture,), MMA, wanted):
-        assert "ldgsts-group" in kinds(sample, sample.reordered(i, j))
-
-
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
-def test_loads_and_stores_of_one_memory(architecture):
-    def wanted(sample, i, j):
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        return a.opcode == "STS" and b.opcode in ("STS", "LDS") and a.payload != b.payload
-
-    for sample, i, j in first_pair((architecture,), NAMES, wanted):
-        assert "memory-order" in kinds(sample, sample.reordered(i, j))
-
-
-@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
-def test_an_operation_that_vouches_for_an_earlier_one(architecture):
-    def wanted(sample, i, j):
-        a, b = sample.kernel.instructions[i], sample.kernel.instructions[j]
-        return vouches_for(a, b) and not memory_conflict(a, b)
-
-    for sample, i, j in first_pair((architecture,), NAMES, wanted):
-        assert "queue-order" in kinds(sample, sample.reordered(j, i))
 
 
 @pytest.mark.parametrize("architecture", exhaustive_but([80, 90], 90))
