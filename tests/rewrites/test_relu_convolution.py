@@ -45,10 +45,10 @@ self.n, self.m = nn.BatchNorm2d(16), nn.BatchNorm2d(16)
 self.to(torch.TYPE).eval()
 """
 CASES = {
-    "plain": ("return torch.relu(self.n(self.c(a)))", "True", 1),
-    "residual": ("return torch.relu(self.n(self.c(a)) + b)", "False", 1),
-    "branch": ("return torch.relu(self.m(self.d(a)) + self.n(self.c(a)))", "True", 2),
-    "pool": ("return torch.relu(F.max_pool2d(self.n(self.c(a)), 2))", "False", 1),
+    "plain": ("return torch.relu(self.n(self.c(a)))", "True", 2),
+    "residual": ("return torch.relu(self.n(self.c(a)) + b)", "False", 2),
+    "branch": ("return torch.relu(self.m(self.d(a)) + self.n(self.c(a)))", "True", 3),
+    "pool": ("return torch.relu(F.max_pool2d(self.n(self.c(a)), 2))", "False", 2),
 }
 
 

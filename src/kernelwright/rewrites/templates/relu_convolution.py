@@ -1,15 +1,17 @@
 """Lets cuDNN compute convolutions of 16 bits with the batch norm, the residual and the ReLU that follow.
 
-A batch norm in eval mode is a factor and a shift of each channel. A Triton kernel folds them into filters and bias in each
-call, from the live parameters. cuDNN then adds bias and residual and applies ReLU where it computes the convolution, in
-channels-last layout, in which its tensor cores work. PyTorch never calls it so by itself, and torch.compile has kernels of
-its own for what follows. Folded filters are rounded to 16 bits, as eager rounds the convolution's result.
+A batch norm in eval mode is a factor and a shift of each channel. One Triton kernel folds those of all convolutions into
+filters and biases in each call, from the live parameters. cuDNN then adds bias and residual and applies ReLU where it
+computes the convolution, in channels-last layout, in which its tensor cores work. PyTorch never calls it so by itself, and
+torch.compile has kernels of its own for what follows. Folded filters are rounded to 16 bits, as eager rounds the
+convolution's result.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import fx
@@ -27,8 +29,8 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.templates.base import CallTemplate, Kernels, TemplateKernel, kernel_text
 
-MOST_NUMBERS = 1 << 14
-"""Numbers of a filter, which one program folds."""
+ALIGNED = 8
+"""Filters are a multiple of so many, so that those of the next convolution begin at a multiple of 16 bytes."""
 STATE = ("weight", "bias", "running_mean", "running_var")
 """Operands of a batch norm besides its input."""
 
@@ -49,26 +51,42 @@ class NormedConvolution:
             return None
         given, given_norm = arguments(convolution), arguments(norm)
         weight = value(given["weight"])
-        of_16_bits = dtype(convolution) in (torch.float16, torch.bfloat16) and weight.dtype == dtype(convolution)
-        has_all = None not in (given_norm[name] for name in STATE) and not given_norm["training"]
+        state = [given_norm[name] for name in STATE]
+        has_all = None not in state and not given_norm["training"]
+        kinds = {dtype(item) for item in (convolution, given["weight"], *state) if item is not None}
+        of_16_bits = len(kinds) == 1 and not kinds.isdisjoint((torch.float16, torch.bfloat16))
         dense = weight.is_contiguous() or weight.stride(1) == 1
         plain = given["groups"] == 1 and not isinstance(given["padding"], str)
-        if of_16_bits and has_all and dense and plain and weight[0].numel() <= MOST_NUMBERS:
+        if of_16_bits and has_all and dense and plain and not len(weight) % ALIGNED:
             return cls(convolution=convolution, norm=norm)
         return None
 
     @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Input, weight and bias of the convolution, and the norm's state."""
-        given, norm = arguments(self.convolution), arguments(self.norm)
-        return given["input"], given["weight"], given["bias"], *(norm[name] for name in STATE)
+    def input(self) -> fx.Node:
+        """The input of the convolution."""
+        return cast(fx.Node, arguments(self.convolution)["input"])
 
     @property
-    def options(self) -> tuple[Any, ...]:
-        """Epsilon, strides, padding and dilation."""
+    def sizes(self) -> tuple[int, ...]:
+        """Filters, channels, and rows and columns of taps."""
+        return shape(arguments(self.convolution)["weight"])
+
+    @property
+    def state(self) -> tuple[fx.Node | None, ...]:
+        """Weight and bias of the convolution, and the norm's state."""
+        given, norm = arguments(self.convolution), arguments(self.norm)
+        return given["weight"], given["bias"], *(norm[name] for name in STATE)
+
+    @property
+    def geometry(self) -> tuple[tuple[int, ...], ...]:
+        """Strides, padding and dilation."""
         given = arguments(self.convolution)
-        geometry = (numbers(given[name], 2) for name in ("stride", "padding", "dilation"))
-        return (float(arguments(self.norm)["eps"]), *geometry)
+        return tuple(numbers(given[name], 2) for name in ("stride", "padding", "dilation"))
+
+    @property
+    def epsilon(self) -> float:
+        """The number that the norm adds to its variance."""
+        return float(arguments(self.norm)["eps"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +111,7 @@ class FoldedConvolution:
 
 
 class ReluConvolution(CallTemplate[FoldedConvolution, None]):
-    """cuDNN's convolution with bias, residual and ReLU. Options: function, norm's epsilon and geometry."""
+    """cuDNN's convolution with bias, residual and ReLU. Options: the emitted function, and what it is given first."""
 
     technique = "relu-convolution"
     function: ClassVar = "relu_convolution"
@@ -115,8 +133,8 @@ class ReluConvolution(CallTemplate[FoldedConvolution, None]):
         return (None,)
 
     def options(self, node: fx.Node, sizes: FoldedConvolution) -> tuple[Any, ...]:
-        """Function, epsilon, strides, padding and dilation."""
-        return ("relu_convolution", *sizes.main.options)
+        """The emitted function."""
+        return ("relu_convolution",)
 
     def module(self, knobs: None) -> str:
         """Text of a module that defines `relu_convolution` and `branch_convolution`."""
@@ -124,30 +142,57 @@ class ReluConvolution(CallTemplate[FoldedConvolution, None]):
 
     def values(self, kernel: TemplateKernel) -> dict[str, object]:
         """Values of the places in the caller's text."""
-        kind, *others = kernel.options
-        return {"kind": kind, "options": ", ".join(map(repr, others))}
+        kind, *given = kernel.options
+        return {"kind": kind, "options": "".join(f"{item!r}, " for item in given)}
 
     def outputs(self, kernel: TemplateKernel, *inputs: Any) -> Any:
-        """The result for fake tensors, with the shift of a branch."""
-        kind, _, *geometry = kernel.options
-        x, weight, *_ = inputs
-        result = torch.ops.aten.conv2d.default(x, weight, None, *geometry).contiguous(memory_format=torch.channels_last)
-        return result if kind == "relu_convolution" else (result, weight.new_empty(len(weight), dtype=torch.float32))
+        """The result for fake tensors: of a convolution, or flat filters and shifts of all."""
+        kind, *given = kernel.options
+        if kind == "fold_norms":
+            sizes = [(count, count * channels * taps) for count, channels, taps, *_ in given[0]]
+            return tuple(inputs[0].new_empty(sum(each)) for each in (*zip(*sizes, strict=True),)[::-1])
+        x, *_, sizes, stride, padding, dilation = inputs
+        result = torch.ops.aten.conv2d.default(x, x.new_empty(sizes), None, stride, padding, dilation)
+        return result.contiguous(memory_format=torch.channels_last)
 
     def insert(self, editor: Editor, node: fx.Node, sizes: FoldedConvolution, kernel: TemplateKernel) -> None:
-        """Put a call of the kernel in the place of a ReLU."""
-        result = editor.call(node, kernel, *sizes.main.tensors, sizes.residual, None)
+        """Put a call of the kernel in the place of a ReLU; `finish` gives it the folded filters."""
+        main = sizes.main
+        result = editor.call(node, kernel, main.input, main.norm, None, sizes.residual, 0, 0, main.sizes, *main.geometry)
         if sizes.pool is not None:
             result = editor.again(node, sizes.pool, result, *sizes.pool.args[1:], **sizes.pool.kwargs)
         editor.replace(node, result)
 
     def finish(self, editor: Editor, kernels: Kernels) -> None:
-        """Let the kernel add the shift of a residual that is a normed convolution itself."""
-        for node in editor.nodes():
-            branch = NormedConvolution.of(node.args[-2]) if getattr(node.target, "template", None) is self else None
+        """Fold all norms before everything else, also those of residuals that are normed convolutions themselves."""
+        calls = [node for node in editor.nodes() if getattr(node.target, "template", None) is self]
+        if not calls:
+            return
+        rows = list[tuple[Any, ...]]()
+        state = list[fx.Node | None]()
+        found = list[tuple[fx.Node, NormedConvolution, NormedConvolution | None]]()
+        starts = dict[fx.Node, tuple[int, int]]()
+        first = place = 0
+        for node in calls:
+            main, branch = NormedConvolution.of(node.args[1]), NormedConvolution.of(node.args[3])
+            assert main is not None
+            for one in filter(None, (branch, main)):
+                count, channels, high, wide = one.sizes
+                rows.append((count, channels, high * wide, one.epsilon, len(rows) - 1 if branch and one is main else -1))
+                state += one.state
+                starts[one.norm] = first, place
+                first, place = first + count, place + math.prod(one.sizes)
+            found.append((node, main, branch))
+        start = editor.nodes()[0]
+        both = editor.call(start, kernels.kernel((None,), ("fold_norms", tuple(rows))), *state)
+        filters, shifts = editor.pick(start, both, 0), editor.pick(start, both, 1)
+        for node, main, branch in found:
+            residual = node.args[3]
             if branch is not None:
-                both = editor.call(node, kernels.kernel((None,), ("branch_convolution", *branch.options)), *branch.tensors)
-                node.args = (*node.args[:-2], editor.pick(node, both, 0), editor.pick(node, both, 1))
+                kernel = kernels.kernel((None,), ("branch_convolution",))
+                given = (branch.input, filters, starts[branch.norm][1], branch.sizes, *branch.geometry)
+                residual = editor.call(node, kernel, *given)
+            node.args = (main.input, filters, shifts, residual, *starts[main.norm], main.sizes, *main.geometry)
 
 
 RELU_CONVOLUTION = ReluConvolution()
