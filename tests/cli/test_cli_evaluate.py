@@ -264,11 +264,6 @@ def test_products_in_tf32_are_in_the_record(place):
     assert json.loads((place / "run" / "config.json").read_text())["settings"]["tf32_products"] is True
 
 
-def test_a_forbidden_label_rejects(place, capsys):
-    assert evaluate("task.py", "good.py", "--json", "--check-only", "--forbid", "library-call") == 1
-    assert json.loads(capsys.readouterr().out)["reason"] == "forbidden-label"
-
-
 def test_the_candidates_words_cannot_drive_the_terminal(place, capsys):
     (place / "loud.py").write_text(GOOD + "\nraise ValueError('\\x1b[2J\\x07')\n")
     assert evaluate("task.py", "loud.py") == 1

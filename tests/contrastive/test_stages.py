@@ -35,7 +35,6 @@ from kernelwright.contrastive.trained_model import load_for_training
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.records import RunDirectory, Task
 from tests.contrastive.toys import HELD_OUT_NAMES, ToyJudge, judged_twice, toy_context, toy_tasks
-from tests.quick import exhaustive_but
 
 ROOT = Path(__file__).parents[2]
 SPLIT = TaskSplit(tuple(toy_tasks()), tuple(toy_tasks(HELD_OUT_NAMES)))
@@ -73,7 +72,6 @@ def contrastive_config(
     steps=16,
     sampler="bucket",
     update=True,
-    backend="local",
     save_steps=4,
     sixteen=False,
     rest=(),
@@ -88,7 +86,7 @@ def contrastive_config(
             "steps": steps,
             "update": update,
             "exemplars": {"sampler": sampler},
-            "sampling": {**SAMPLING, "backend": backend},
+            "sampling": SAMPLING,
             "optimiser": {"learning_rate": 5e-4, "micro_batch": 32 // minibatches},
             "grpo": {"group_size": 16 if sixteen else 8, "groups": 4, "minibatches": minibatches},
             "save_steps": save_steps,
@@ -282,10 +280,9 @@ def test_the_stage_shows_exemplars_in_the_share_that_is_asked_for(schooled, tmp_
     assert not any(rollout.exemplars for rollout in RolloutLog(tmp_path).rollouts())
 
 
-@pytest.mark.parametrize("backend", exhaustive_but(["generate", "local"], "local"))
-def test_vanilla_grpo_shows_no_exemplars(backend, beginner, tmp_path):
+def test_vanilla_grpo_shows_no_exemplars(beginner, tmp_path):
     run = RunDirectory(tmp_path)
-    config = contrastive_config(beginner, steps=2, sampler="none", backend=backend)
+    config = contrastive_config(beginner, steps=2, sampler="none")
     assert train_contrastive(config, SPLIT, run, toy_context(ToyJudge())).finished
     rollouts = list(RolloutLog(tmp_path).rollouts())
     assert len(rollouts) == 64
@@ -316,30 +313,6 @@ def test_supervised_steps_go_on_from_the_checkpoint(tiny_base, tmp_path):
     steps = [line["step"] for line in MetricsLog(run.path).read() if "sft/loss" in line]
     assert steps == list(range(1, 4 * 4 + 1))
     assert not (run.path / "checkpoints").exists()
-
-
-@pytest.mark.exhaustive
-def test_a_supervised_adapter_goes_on_from_its_checkpoint(tiny_base, tmp_path):
-    import torch
-    from safetensors.torch import load_file
-
-    def trained(name, **rest):
-        run = RunDirectory(tmp_path / name)
-        config = sft_config(tiny_base, epochs=3, tuning="lora", lora={"rank": 4})
-        return train_supervised(config, SPLIT, run, toy_context(ToyJudge(), **rest))
-
-    asked = []
-
-    def late():
-        if (tmp_path / "cut" / "examples.jsonl").exists():
-            asked.append(1)
-        return len(asked) > 6
-
-    whole = trained("whole")
-    assert not trained("cut", out_of_time=late).finished
-    resumed = trained("cut")
-    one, other = (load_file(f"{result.final}/adapter_model.safetensors") for result in (whole, resumed))
-    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
 @pytest.mark.exhaustive
@@ -388,22 +361,6 @@ class Poisoned:
 
         weight.register_hook(poison)
         return model, tokenizer
-
-
-@pytest.mark.exhaustive
-def test_an_update_whose_gradient_is_not_a_number_is_left_out(tiny_base, tmp_path):
-    said, load = [], Poisoned({3, 5})
-    context = toy_context(ToyJudge(), load=load, log=said.append)
-    result = train_supervised(sft_config(tiny_base, epochs=4), SPLIT, RunDirectory(tmp_path), context)
-    updates = len(load.seen)
-    assert updates >= 6
-    unchanged = [bool((load.seen[number] == load.seen[number - 1]).all()) for number in range(1, updates)]
-    assert [number for number, same in enumerate(unchanged, start=1) if same] == [3, 5]
-    assert [line for line in said if "left out" in line] == [
-        f"update {number} is left out: its gradient is not finite" for number in (3, 5)
-    ]
-    assert [line["sft/skipped_updates"] for line in MetricsLog(tmp_path).read()][:6] == [0, 0, 1, 1, 2, 2]
-    assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
 @pytest.fixture
@@ -488,18 +445,6 @@ def test_weights_that_are_no_numbers_are_not_saved(tiny_base, tmp_path):
     with pytest.raises(InfrastructureError, match="found weights that are not finite"):
         save_final(model, tokenizer, tmp_path / "final")
     assert not (tmp_path / "final").exists()
-
-
-@pytest.mark.exhaustive
-def test_contrastive_updates_leave_out_what_is_not_a_number_too(schooled, tmp_path, norms):
-    context = toy_context(ToyJudge(), load=Poisoned({2}))
-    run = RunDirectory(tmp_path)
-    train_contrastive(contrastive_config(schooled, steps=3), SPLIT, run, context)
-    assert len(norms) == 3
-    further = toy_context(ToyJudge(), load=Poisoned({1}))
-    result = train_contrastive(contrastive_config(schooled, steps=4), SPLIT, run, further)
-    assert [line["grpo/skipped_updates"] for line in MetricsLog(tmp_path).read() if "grpo/loss" in line] == [0, 1, 1, 2]
-    assert all(weight.isfinite().all() for weight in load_for_training(ModelSection(base=result.final), 0)[0].parameters())
 
 
 def test_a_stage_whose_time_is_spent_has_ended(beginner, tmp_path):

@@ -388,11 +388,6 @@ def test_a_broken_file_of_the_run_is_a_usage_error(tmp_path):
         write_report(run, tmp_path / "report.html")
 
 
-def test_a_target_that_cannot_be_written_is_a_usage_error(tmp_path):
-    with pytest.raises(UsageError, match="Choose another file"):
-        write_report(write_run(tmp_path / "run", []), tmp_path / "missing" / "report.html")
-
-
 def test_writing_the_report_twice_replaces_it(tmp_path):
     run = write_run(tmp_path, [])
     write_report(run, tmp_path / "report.html")
@@ -442,13 +437,6 @@ def test_a_source_is_kept_once_however_often_it_was_judged(tmp_path):
     entries = details_of(page_of(tmp_path, same))
     assert len(entries["texts"]) == 2
     assert candidate_source("a").splitlines() in entries["texts"]
-
-
-@pytest.mark.parametrize("table", [{"rows": 3}, {"rows": [3]}, [1], "text"])
-def test_a_table_of_another_form_is_left_out(tmp_path, table):
-    run = write_run(tmp_path, search())
-    run.write_json("table.json", table)
-    assert "Statistics" not in write_report(run, tmp_path / "report.html").read_text()
 
 
 def test_a_summary_of_another_kind_is_said(tmp_path):

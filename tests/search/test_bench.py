@@ -173,26 +173,6 @@ def judged(task: Task, speedup: float, *, strict: bool, policy: str = "file") ->
     )
 
 
-def test_strict_precision_has_its_own_column_and_touches_no_other(tmp_path):
-    run = RunDirectory(tmp_path)
-    run.write_json("config.json", {"settings": {"strict_fp32": False}})
-    for evaluation in (
-        judged(DIAGONAL, 4.0, strict=False),
-        judged(DIAGONAL, 1.5, strict=True),
-        judged(DIAGONAL, 2.0, strict=False, policy="baseline"),
-    ):
-        run.append(evaluation)
-    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
-    rows = {row.baseline: row for row in summarise(run, suite, {}).rows if row.level is None}
-    assert rows["eager"].solved.geomean == pytest.approx(4.0)
-    assert rows["again"].solved.geomean == pytest.approx(2.0)
-    assert rows["eager"].strict.geomean == pytest.approx(1.5)
-    assert rows["again"].strict is None
-    text = (tmp_path / "table.md").read_text()
-    assert text.count("Geomean, TF32 off") == 1
-    assert "| 1/1 | 1/1 | 0/1 | 1.50x | 1/1 |" in text
-
-
 def test_two_candidates_of_one_task_are_two_entries(tmp_path):
     run = RunDirectory(tmp_path)
     worse, twin = Candidate(source=FASTER.source + "# again\n"), Task(id="twin", source=DIAGONAL.source)
@@ -271,14 +251,6 @@ def test_a_run_from_before_that_setting_resumes(tmp_path):
     assert executor.asked == [Precision.DEFAULT]
 
 
-@pytest.mark.exhaustive
-def test_each_candidate_is_judged_in_both_precisions_when_asked(tmp_path):
-    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1),))
-    result = bench(suite, device="cpu", out=tmp_path, settings=SETTINGS, strict_too=True)
-    assert sorted(found.checks["strict_fp32"] for found in RunDirectory(tmp_path).evaluations()) == [False, True]
-    assert result.rows[0].strict is not None
-
-
 def test_candidates_come_before_baselines_and_each_is_told(tmp_path):
     suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, FASTER, 1)))
     executor, heard = executor_of(kinds=(Evaluate, Baselines)), []
@@ -297,16 +269,6 @@ def test_candidates_come_before_baselines_and_each_is_told(tmp_path):
         evaluator=(again := executor_of(kinds=(Evaluate, Baselines))),
     )
     assert again.submitted == []
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_run_that_is_broken_off_goes_on(tmp_path, most):
-    suite = Suite("made", (SuiteEntry(DIAGONAL, FASTER, 1), SuiteEntry(SCALED, FASTER, 1), SuiteEntry(BROKEN, FASTER, 1)))
-    with pytest.raises(KeyboardInterrupt):
-        bench(suite, device="cpu", out=tmp_path, evaluator=PreciseExecutor(most))
-    assert len(list(RunDirectory(tmp_path).evaluations())) == most
-    bench(suite, device="cpu", out=tmp_path, evaluator=(rest := PreciseExecutor()))
-    assert len(rest.judged) == 3 - most
 
 
 def test_an_error_is_forgotten_once_the_work_is_done(tmp_path, suite):

@@ -583,41 +583,6 @@ def test_a_killed_run_goes_on_and_does_nothing_twice(tmp_path, records, stands):
     assert again.submitted == []
 
 
-SCRIPT = {
-    "one": [
-        Proposal("lies", 2.0, is_rejected=True),
-        Proposal("clear", 1.9, 1.5),
-        Proposal("better", 1.8, 1.7),
-        Proposal("slower", 0.9),
-        Proposal("wrong"),
-    ]
-}
-VERDICTS = [("lies", False), ("clear", True), ("better", True)]
-"""Each verdict on record, and True where it confirms: the top-ranked has its final at once, and what proved faster there."""
-
-
-@pytest.mark.parametrize("records", exhaustive_but(range(1, len(SCRIPT["one"]) + len(VERDICTS) + 1), 7))
-def test_a_search_killed_after_any_record_asks_for_no_look_and_no_verdict_twice(tmp_path, monkeypatch, records):
-    given = {"policy": Scripted(SCRIPT), "device": "cpu", "budget": 20, "out": tmp_path}
-    written, append = [], RunDirectory.append
-
-    def killed_at_last(run, record):
-        append(run, record)
-        written.append(record)
-        if len(written) == records:
-            raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "append", killed_at_last)
-        with pytest.raises(KilledError):
-            optimize(task_named("one"), evaluator=FakeExecutor(SCRIPT), **given)
-    result = optimize(task_named("one"), evaluator=FakeExecutor(SCRIPT), **given)
-    run = RunDirectory(tmp_path)
-    assert sorted(found.techniques for found in run.screened()) == sorted((one.name,) for one in SCRIPT["one"])
-    assert [(*found.techniques, found.confirms) for found in run.evaluations()] == VERDICTS
-    assert result.best.techniques == ("better",)
-
-
 def test_an_exhausted_task_is_not_asked_again(tmp_path):
     search(tmp_path, FakeExecutor(TWO), budget=24)
     assert len(RunDirectory(tmp_path).read_json("exhausted.json")) == 2

@@ -271,17 +271,13 @@ LEAST_DEVIATION = 0.01
 class RewardSmoother:
     """clip((reward - mean) / deviation, -k, k) over the latest rewards, as in CUDA-L1 (section 3.2, equation 6).
 
-    Until the first `update_every` rewards have been seen the statistics follow every batch: there is nothing better yet.
-    `clip` is k; `window` is the number of latest rewards that count.
+    Until the first `UPDATE_EVERY` rewards have been seen the statistics follow every batch: there is nothing better yet.
     """
 
-    def __init__(self, *, clip: float = CLIP, update_every: int = UPDATE_EVERY, window: int = WINDOW) -> None:
-        self.clip = clip
-        self.update_every = update_every
-        self.window = window
+    def __init__(self) -> None:
         self.mean = 0.0
         self.deviation = 1.0
-        self._latest: deque[float] = deque(maxlen=window)
+        self._latest: deque[float] = deque(maxlen=WINDOW)
         self._seen = 0
         self._updated_at = 0
 
@@ -289,19 +285,16 @@ class RewardSmoother:
         """Take note of a batch and return it normalised; all of a batch by the same statistics, so its order stays."""
         self._latest.extend(rewards)
         self._seen += len(rewards)
-        due = self._seen <= self.update_every or self._seen - self._updated_at >= self.update_every
+        due = self._seen <= UPDATE_EVERY or self._seen - self._updated_at >= UPDATE_EVERY
         if due and self._latest:
             self.mean = statistics.fmean(self._latest)
             self.deviation = max(LEAST_DEVIATION, statistics.pstdev(self._latest))
             self._updated_at = self._seen
-        return [max(-self.clip, min(self.clip, (reward - self.mean) / self.deviation)) for reward in rewards]
+        return [max(-CLIP, min(CLIP, (reward - self.mean) / self.deviation)) for reward in rewards]
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on later, as JSON."""
         return {
-            "clip": self.clip,
-            "update_every": self.update_every,
-            "window": self.window,
             "mean": self.mean,
             "deviation": self.deviation,
             "latest": list(self._latest),
@@ -312,7 +305,7 @@ class RewardSmoother:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RewardSmoother:
         """The smoother that `state` was taken from."""
-        smoother = cls(clip=state["clip"], update_every=state["update_every"], window=state["window"])
+        smoother = cls()
         smoother.mean, smoother.deviation = state["mean"], state["deviation"]
         smoother._latest.extend(state["latest"])
         smoother._seen, smoother._updated_at = state["seen"], state["updated_at"]
@@ -376,10 +369,7 @@ class TokenSampler:
         """Answer each prompt `count` times; answers to one prompt follow each other."""
         prompts = [self._local.prompt_ids(prompt.messages) for _, prompt in asked]
         seed = self._seed * 1_000_003 + step
-        if self._section.backend == "local":
-            answers = self._sampled(prompts, count, seed)
-        else:
-            answers = self._generated([ids for ids in prompts for _ in range(count)], seed)
+        answers = self._sampled(prompts, count, seed)
         free_memory()
         samples = []
         for number, answer in enumerate(answers):
@@ -404,33 +394,3 @@ class TokenSampler:
             if found is not None and found.tokens:
                 answers[group * count + number] = found.tokens if found.end is None else [*found.tokens, found.end]
         return answers
-
-    @torch.no_grad()
-    def _generated(self, asked: Sequence[list[int]], seed: int) -> list[list[int]]:
-        from transformers import GenerationConfig, set_seed
-
-        set_seed(seed)
-        config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=True,
-            temperature=self._section.temperature,
-            top_p=self._section.top_p,
-            top_k=0,
-            max_new_tokens=self._section.max_tokens,
-            pad_token_id=self._tokenizer.pad_token_id,
-            eos_token_id=sorted(self.ends),
-        )
-        self._model.eval()
-        answers: list[list[int]] = []
-        for start in range(0, len(asked), self._section.batch):
-            rows = self._tokenizer.pad(
-                {"input_ids": list(asked[start : start + self._section.batch])}, padding_side="left", return_tensors="pt"
-            ).to(self._model.device)
-            width = rows["input_ids"].shape[1]
-            whole = self._model.generate(**rows, generation_config=config)
-            answers += [self._ended(row) for row in whole[:, width:].tolist()]
-        return answers
-
-    def _ended(self, tokens: list[int]) -> list[int]:
-        """An answer up to the token that ends it, without padding."""
-        end = next((place for place, token in enumerate(tokens) if token in self.ends), len(tokens) - 1)
-        return tokens[: end + 1]

@@ -146,9 +146,6 @@ class SamplingSection(_SettingsTable):
     """Most tokens of an answer. Our choice; the built-in teacher's subclass answers have 60 to 500."""
     batch: int = Field(default=128, ge=1)
     """Completions sampled at once."""
-    backend: Literal["local", "generate"] = "local"
-    """Sampler. `local`: the package's own, batched. `generate`: transformers' method of that name, in the contrastive stage
-    only; the other stages then use `local`."""
 
     def of(self, seed: int) -> Sampling:
         """The same for a chat model."""

@@ -267,9 +267,9 @@ class StructuralChecker:
     The score is the mean similarity of the nearest hacks, less a share of the similarity to the nearest honest program.
     """
 
-    def __init__(self, database: HackDatabase, threshold: float = DOUBT_THRESHOLD) -> None:
-        self.name = "structural"
-        self.threshold = threshold
+    name = "structural"
+
+    def __init__(self, database: HackDatabase) -> None:
         # What is allowed under its name is judged by its label; being like it is no ground for doubt.
         self._retriever = Retriever(HackDatabase(tuple(pattern for pattern in database.patterns if not pattern.allowed)))
 
@@ -280,7 +280,7 @@ class StructuralChecker:
         counted = [item.similarity for item in near[:NEAREST_COUNTED]]
         honest = retriever.honest_resemblance(evaluation.source, reference=task.source)
         score = sum(counted) / max(len(counted), 1) - HONEST_SHARE * honest
-        hack = bool(near) and score >= self.threshold
+        hack = bool(near) and score >= DOUBT_THRESHOLD
         return Review(
             task_sha256=task.sha256,
             candidate_sha256=evaluation.candidate_sha256,
@@ -416,7 +416,6 @@ def deeper(
     review: Review,
     *,
     settings: Settings | None = None,
-    rounds: int = ROUNDS,
 ) -> Evaluation | None:
     """Judge a candidate again, more strictly, when a checker does not call it clean; stop at the first rejection.
 
@@ -435,7 +434,7 @@ def deeper(
     found: list[Evaluation] = []
     if review.wants_deeper_checks:
         strict = stricter(settings or Settings())
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             found.append(judge.evaluate(task, candidate, settings=strict).model_copy(update={"confirms": True}))
             if not found[-1].accepted:
                 return found[-1]
