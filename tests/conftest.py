@@ -222,17 +222,6 @@ def row_sum() -> Target:
 @pytest.fixture(scope="session")
 def tuned_row_sum(row_sum: Target) -> bytes:
     """A legal re-schedule of `row_sum`."""
-    import random
+    from tests.sass.support import retuned
 
-    from kernelwright import gpu as toolchain
-    from kernelwright import sass
-
-    program = sass.load(row_sum.cubin, toolchain.disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(3)
-    for _ in range(40):
-        move = schedule.random_move(rng)
-        if move is not None:
-            schedule.play(move)
-    assert schedule.moved
-    return schedule.cubin(program)
+    return retuned(row_sum.cubin, seed=3)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from torch._inductor.runtime import triton_heuristics
 from triton.runtime import JITFunction, driver
 
-from kernelwright import sass
 from kernelwright.deploy import inductor
 from kernelwright.deploy.cache import TunedCache
 from kernelwright.deploy.capture import capture_launches
 from kernelwright.deploy.deploy import Winner, deploy
 from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_compile
 from kernelwright.errors import ToolchainError
-from kernelwright.gpu import disassemble
 from kernelwright.rewrites.templates.base import kernel_text
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
+from tests.sass.support import retuned
 
 N = 1000
 
@@ -159,18 +156,13 @@ def test_a_kernel_of_torch_compile_is_captured_tuned_and_used(fake, compiled, tm
     assert (launch.function, launch.count) == ("triton_poi_fused_add_mul_0", 2)
     assert launch.target.spec.grid == (4, 1, 1)
 
-    program = sass.load(launch.target.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(0)
-    while not schedule.moved:
-        schedule.play(schedule.random_move(rng))
-    cache = TunedCache(tmp_path)
-    assert deploy(Winner(launch.target, schedule.cubin(program)), cache, remeasure=saying(1.05)).refusal is None
+    tuned, cache = retuned(launch.target.cubin), TunedCache(tmp_path)
+    assert deploy(Winner(launch.target, tuned), cache, remeasure=saying(1.05)).refusal is None
 
     with tuned_torch_compile(cache):
         prepare(compiled)
         run(compiled)
-    assert fake.launched[-1] == schedule.cubin(program)
+    assert fake.launched[-1] == tuned
     assert caplog.records == []
     with tunable_torch_compile():
         prepare(compiled)
@@ -183,13 +175,8 @@ def test_what_was_never_compared_on_this_gpu_is_not_used_by_torch_compile(fake, 
         prepare(compiled)
         run(compiled)
     target = captured.launches[0].target
-    program = sass.load(target.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(0)
-    while not schedule.moved:
-        schedule.play(schedule.random_move(rng))
     cache = TunedCache(tmp_path)
-    deploy(Winner(target, schedule.cubin(program)), cache, remeasure=None, gpu=GPU.name)
+    deploy(Winner(target, retuned(target.cubin)), cache, remeasure=None, gpu=GPU.name)
     with tuned_torch_compile(cache):
         prepare(compiled)
         run(compiled)

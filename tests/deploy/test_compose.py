@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import random
 import subprocess
 import sys
 import warnings
@@ -23,6 +21,7 @@ from kernelwright.records import Candidate, Label, Task
 from tests.deploy.fake_triton import FakeDriver, triple_on_the_host
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
+from tests.sass.support import retuned
 
 pytestmark = pytest.mark.exhaustive
 
@@ -72,20 +71,9 @@ def launches():
     return capture_candidate(TASK, CANDIDATE, device="cpu", prepare=triple_on_the_host)
 
 
-@functools.cache
-def retuned(target):
-    """What the game might find: some legal moves."""
-    program = sass.load(target.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(1)
-    while not schedule.moved:
-        schedule.play(schedule.random_move(rng))
-    return schedule.cubin(program)
-
-
 def carried(launch):
     """A launch with tuned code as a search returns it."""
-    return TunedLaunch(launch, retuned(launch.target), saying(1.05)(launch.target, b""))
+    return TunedLaunch(launch, retuned(launch.target.cubin), saying(1.05)(launch.target, b""))
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +123,7 @@ def fake(monkeypatch):
 def test_the_composed_candidate_runs_the_tuned_code_after_the_first_launch(launches, composed, fake, tmp_path):
     module = load(composed.source, tmp_path / "composed.py")
     first, *later = runs(module, fake)
-    tuned = sass.load(retuned(launches[0].target), disassemble).kernel()
+    tuned = sass.load(retuned(launches[0].target.cubin), disassemble).kernel()
     assert len(set(later)) == 1
     assert later[0] != first
     assert sass.check(first, later[0], disassemble) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
@@ -18,6 +17,7 @@ from kernelwright.gpu.triton_spec import TritonSpec
 from kernelwright.judge.schedules import Confirmation, Plan, ScheduleFailure, confirm
 from kernelwright.sass.identity import code_of, cubin_identity, transplant
 from tests.gpu.fakes import GPU, faster_by_every_changed_byte
+from tests.sass.support import retuned
 
 KERNEL = """
 import triton
@@ -181,11 +181,7 @@ def test_moving_the_source_changes_the_bytes_and_not_the_identity(two_builds):
 @pytest.mark.exhaustive
 def test_a_tuned_kernel_is_found_for_another_build_and_fits_it(two_builds, cache):
     one, other = two_builds
-    program = sass.load(one.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    while not schedule.moved:
-        schedule.play(schedule.random_move(random.Random(0)))
-    tuned = schedule.cubin(program)
+    tuned = retuned(one.cubin)
     deploy(Winner(one, tuned), cache, remeasure=saying(1.05))
     found = find_tuned(cache, other.cubin, 80, GPU.name, other.spec.signature)
     assert found.cubin not in (tuned, other.cubin)

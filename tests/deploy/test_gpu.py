@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +21,7 @@ from kernelwright.deploy.inductor import tunable_torch_compile, tuned_torch_comp
 from kernelwright.errors import DeviceError
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.driver import gpu_identity
-from kernelwright.gpu.launch_spec import ScalarArgument, Target, TensorArgument
+from kernelwright.gpu.launch_spec import ScalarArgument, TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, CudaLauncher
 from kernelwright.gpu.target import corpus_specs, load_target
 from kernelwright.gpu.triton_spec import TritonSpec
@@ -37,6 +36,7 @@ from kernelwright.records import Candidate, Task
 from kernelwright.sass.identity import code_of
 from tests.deploy import kernels
 from tests.deploy.test_compose import CANDIDATE, TASK
+from tests.sass.support import retuned
 
 
 def the_gpu():
@@ -51,20 +51,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPU is None, reason="needs an 
 N = 1 << 20
 
 
-@functools.cache
-def retuned(target: Target) -> bytes:
-    """A legal re-schedule."""
-    program = sass.load(target.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(0)
-    for _ in range(10):
-        move = schedule.random_move(rng)
-        if move is not None:
-            schedule.play(move)
-    assert schedule.moved
-    return schedule.cubin(program)
-
-
 def taken_for_a_gain(target, tuned):
     """A real re-measurement whose interval is raised, so that deploying can be tested without an improvement."""
     (found,) = confirm(target, [tuned], processes=2, plan=Plan.steady(10), check_seeds=2)
@@ -76,7 +62,7 @@ def test_every_kernel_of_the_corpus_runs_repeats_itself_and_survives_legal_moves
     target = load_target(f"corpus:{name}", GPU.architecture)
     with ContainedLauncher(target.spec, target.cubin) as child:
         assert child.ready().original_us > 1
-        assert child.compare(retuned(target), [1, 2, 3]) is None
+        assert child.compare(retuned(target.cubin), [1, 2, 3]) is None
         # Equal code twice: whatever differs is noise.
         ratios = child.time(target.cubin, Plan(coarse=20, fine=20)).ratios
         assert 0.9 < np.median(ratios) < 1.1
@@ -190,14 +176,14 @@ def scale_target():
 
 def test_a_deployed_kernel_runs_under_the_decorator(tmp_path, caplog):
     cache, target = TunedCache(tmp_path), scale_target()
-    done = deploy(Winner(target, retuned(target)), cache, remeasure=taken_for_a_gain)
+    done = deploy(Winner(target, retuned(target.cubin)), cache, remeasure=taken_for_a_gain)
     assert done.refusal is None, done
     # Without the mark, so that the comparison on the first launch's arguments is made.
     for mark in cache.root.rglob("verified-*.json"):
         mark.unlink()
     function = kernelwright.jit(kernels.scale, cache=cache)
     launch_and_check(function)
-    assert code_of(launch_and_check(function).asm["cubin"]) == code_of(retuned(target))
+    assert code_of(launch_and_check(function).asm["cubin"]) == code_of(retuned(target.cubin))
     assert cache.is_verified(done.entry, gpu_identity())
     assert caplog.records == []
     graph = torch.cuda.CUDAGraph()
@@ -226,7 +212,7 @@ def test_torch_compiles_kernels_are_captured_deployed_and_used(tmp_path, caplog)
     assert targets, [launch.reason for launch in captured.launches]
     cache = TunedCache(tmp_path)
     for target in targets:
-        done = deploy(Winner(target, retuned(target)), cache, remeasure=taken_for_a_gain)
+        done = deploy(Winner(target, retuned(target.cubin)), cache, remeasure=taken_for_a_gain)
         assert done.refusal is None, done
     with tuned_torch_compile(cache):
         fast = compiled()
@@ -234,12 +220,12 @@ def test_torch_compiles_kernels_are_captured_deployed_and_used(tmp_path, caplog)
             fast(x)
             found = fast(x)
     assert torch.allclose(found, model(x), atol=1e-5)
-    assert [code_of(launch.target.cubin) for launch in captured.launches] == [code_of(retuned(t)) for t in targets]
+    assert [code_of(launch.target.cubin) for launch in captured.launches] == [code_of(retuned(t.cubin)) for t in targets]
 
 
 def test_a_composed_candidate_runs_its_tuned_code():
     launches = capture_candidate(Task(id=TASK.id, source=TASK.source), Candidate(source=CANDIDATE.source))
-    tuned = [retuned(launch.target) for launch in launches]
+    tuned = [retuned(launch.target.cubin) for launch in launches]
     kernels = [
         TunedLaunch(launch, cubin, taken_for_a_gain(launch.target, cubin))
         for launch, cubin in zip(launches, tuned, strict=True)
@@ -247,4 +233,4 @@ def test_a_composed_candidate_runs_its_tuned_code():
     composed = compose(CANDIDATE, kernels)
     assert composed is not None, [kernel.refusal for kernel in kernels]
     again = capture_candidate(TASK, composed)
-    assert [code_of(launch.target.cubin) for launch in again] == [code_of(retuned(launch.target)) for launch in launches]
+    assert [code_of(launch.target.cubin) for launch in again] == [*map(code_of, tuned)]

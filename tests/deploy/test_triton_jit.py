@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
 import re
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from kernelwright.gpu.triton_spec import TritonSpec
 from tests.deploy import kernels
 from tests.deploy.fake_triton import FakeDriver
 from tests.gpu.fakes import GPU
+from tests.sass.support import retuned
 
 N = 1000
 GRID = (8,)
@@ -64,16 +64,6 @@ def cache(tmp_path):
 
 def tensors():
     return torch.arange(N, dtype=torch.float32), torch.zeros(N)
-
-
-def retuned(cubin, seed=0):
-    """A legal re-schedule."""
-    program = sass.load(cubin, disassemble)
-    schedule = sass.Schedule(program.kernel())
-    rng = random.Random(seed)
-    while not schedule.moved:
-        schedule.play(schedule.random_move(rng))
-    return schedule.cubin(program)
 
 
 def keep(cache, kernel, tuned=None, **changes):

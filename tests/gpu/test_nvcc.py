@@ -21,6 +21,7 @@ from kernelwright.sass.program import assemble_program
 from tests.deploy.test_deploy import saying
 from tests.gpu.fakes import GPU
 from tests.quick import exhaustive_but
+from tests.sass.support import retuned
 
 SOURCE = Path(__file__).with_name("cuda") / "kernels.cu"
 KERNELS = {"sgemm", "row_sum", "histogram", "pipelined_scale", "tensor_gemm", "double_norm", "calls", "jumps"}
@@ -177,15 +178,10 @@ def test_a_launch_file_with_source_becomes_a_target_that_can_be_tuned_and_deploy
     target = load_target(str(launch_file), 80)
     assert target.architecture == 90
     assert target.spec.signature == "sgemm(*fp32, *fp32, *fp32, i32) threads=256 shared=0"
-    program = sass.load(target.cubin, disassemble)
-    schedule = sass.Schedule(program.kernel("sgemm"))
-    rng = random.Random(0)
-    while not schedule.moved:
-        schedule.play(schedule.random_move(rng))
-    cache = TunedCache(tmp_path / "cache")
-    assert deploy(Winner(target, schedule.cubin(program)), cache, remeasure=saying(1.05)).refusal is None
+    tuned, cache = retuned(target.cubin, "sgemm"), TunedCache(tmp_path / "cache")
+    assert deploy(Winner(target, tuned), cache, remeasure=saying(1.05)).refusal is None
     again = load_target(str(launch_file), 90)
-    assert find_tuned(cache, again.cubin, 90, GPU.name, again.spec.signature).cubin == schedule.cubin(program)
+    assert find_tuned(cache, again.cubin, 90, GPU.name, again.spec.signature).cubin == tuned
 
 
 def test_a_launch_file_with_a_cubin(launch_file, tmp_path, cubin):

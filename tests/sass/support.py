@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.target import CORPUS, corpus_specs
-from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, load
+from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, Schedule, load
 from kernelwright.sass.latency import is_guarded
 
 NAMES = tuple(CORPUS)
@@ -82,6 +83,17 @@ def build(name: str, architecture: int) -> Sample:
     cubin = compiled(name, architecture)
     _listings[cubin] = disassemble(cubin)
     return Sample(cubin, load(cubin, remembering))
+
+
+@cache
+def retuned(cubin: bytes, kernel: str | None = None, seed: int = 0) -> bytes:
+    """A legal re-schedule, as a search might find it."""
+    program = load(cubin, disassemble)
+    schedule, rng = Schedule(program.kernel(kernel)), random.Random(seed)
+    while not schedule.moved:
+        if (move := schedule.random_move(rng)) is not None:
+            schedule.play(move)
+    return schedule.cubin(program)
 
 
 _NOP = 0x000FC00000000000 << 64 | 0x7918
