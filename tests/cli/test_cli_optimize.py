@@ -380,6 +380,14 @@ def test_a_search_of_a_suite_that_its_minutes_ended_says_what_is_left(place, cap
     assert "not done" not in capsys.readouterr().out
 
 
+def test_the_tasks_of_a_suite_are_listed(capsys):
+    assert cli.main(["bench", "builtin", "--levels", "1", "--limit", "2", "--list"]) == 0
+    ids = capsys.readouterr().out.split()
+    assert ids == [entry.task.id for entry in load_suite("builtin", levels=[1]).entries[:2]]
+    assert cli.main(["bench", "builtin", "--limit", "1", "--list", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tasks"]) == 1
+
+
 def test_slices_of_a_suite_are_samples_and_together_the_whole(place, suite_run):
     taken = []
 

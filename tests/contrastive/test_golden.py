@@ -46,7 +46,7 @@ def context():
         confirmers=Noisy(),
         settings=Settings.quick(),
         verifier=Noisy(),
-        checker=StructuralChecker(HackDatabase.packaged(), threshold=2.0),
+        checker=StructuralChecker(HackDatabase()),
         screens=ToyScreens(1.05),
     )
 

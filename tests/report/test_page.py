@@ -483,6 +483,19 @@ def test_screened_candidates_stand_apart_from_judged_ones(tmp_path):
     assert 'id="screened"' not in write_report(write_run(tmp_path / "plain", [judged]), tmp_path / "plain.html").read_text()
 
 
+def test_a_run_that_trains_shows_its_reward_by_step_and_errors_are_shortened(tmp_path):
+    run = write_run(tmp_path, search())
+    steps = [{"step": step, "contrastive/reward_mean": step / 10} for step in range(3)]
+    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in steps))
+    run.write_json("errors.json", {"one compile": "CUDA out of memory. " * 100})
+    text = write_report(run, tmp_path / "page.html").read_text(encoding="utf-8")
+    curve = text.partition('<svg class="chart curve"')[2].partition("</svg>")[0]
+    assert curve.count("<polyline") == 1
+    assert "2 steps" in curve
+    assert text.count("CUDA out of memory.") < 20
+    assert "<summary>Its code</summary><pre>" in text
+
+
 def test_what_a_language_model_cost_is_on_the_page(tmp_path):
     run = write_run(tmp_path, search())
     answer = {

@@ -133,13 +133,6 @@ def test_exactly_the_threshold_is_not_above_it() -> None:
     assert row(rows, 1, "eager").above == 1
 
 
-def test_baselines_can_be_chosen_and_ordered() -> None:
-    rows = bench_table(RESULTS, ["compile", "eager"])
-    assert [item.baseline for item in rows[:3]] == ["compile", "eager", BEST]
-    with pytest.raises(UsageError, match="max-autotune; the results have eager, compile"):
-        bench_table(RESULTS, ["max-autotune"])
-
-
 def test_repeated_task_is_refused() -> None:
     with pytest.raises(UsageError, match="several for a"):
         bench_table([RESULTS[0], RESULTS[0]])

@@ -71,6 +71,7 @@ class BenchCommand:
         metavar="K/N",
         help="Only every N-th task, beginning with the K-th: a suite in N runs, each a sample of the whole.",
     )
+    lists: bool = option(flag="--list", help="Print the ids of the tasks, one a line, and end.")
     limit: int | None = option(type=AT_LEAST_ONE, metavar="N", help="Only the first N tasks.")
     strict_fp32_too: bool = option(False, help="Judge each candidate also with TF32 off; the table gets a column.")
     tf32_products_too: bool = option(
@@ -109,6 +110,10 @@ class BenchCommand:
         from kernelwright.tasks.suites import load_suite
 
         suite = _narrowed(load_suite(self.suite, path=self.path, levels=levels, hub=self.hub), self)
+        if self.lists:
+            ids = [entry.task.id for entry in suite.entries]
+            emit_json({"suite": suite.name, "tasks": ids}) if self.as_json else click.echo("\n".join(ids))
+            return
         device = resolve_device(self.device)
         if baselines is None:
             from kernelwright.rewrites.wrappers import BY_DEFAULT

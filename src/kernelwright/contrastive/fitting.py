@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch.utils.checkpoint import checkpoint
 
 from kernelwright.contrastive.context import StageContext
@@ -30,7 +30,7 @@ from kernelwright.contrastive.settings import FittingSection, OptimiserSection
 from kernelwright.errors import ConfigError, InfrastructureError
 from kernelwright.files import replace_file
 from kernelwright.models.chat import Message
-from kernelwright.records import Evaluation, Task, sha256_of
+from kernelwright.records import Evaluation, Task, read_records, sha256_of
 from kernelwright.records.rewards import conservative
 
 PATIENCE = 5
@@ -420,13 +420,5 @@ def write_examples(path: Path, examples: Iterable[Example]) -> None:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a file, in order; none when there is no file. Torn lines are skipped."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            found.append(Example.model_validate_json(line))
-        except ValidationError:
-            continue
-    return found
+    """The examples of a file, in order; none when there is no file."""
+    return list(read_records(path, Example))

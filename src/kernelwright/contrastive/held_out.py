@@ -108,7 +108,7 @@ class Geomean(_ResultModel):
     tasks: int
 
 
-def geomean(speedups: Sequence[float], seed: int = 0) -> Geomean:
+def geomean(speedups: Sequence[float]) -> Geomean:
     """Geometric mean over tasks; tasks are the sampling unit of the interval.
 
     Raises:
@@ -117,14 +117,14 @@ def geomean(speedups: Sequence[float], seed: int = 0) -> Geomean:
     if not speedups or min(speedups) <= 0:
         raise ValueError("wanted speedups above 0")
     logs = np.log(np.asarray(speedups, dtype=np.float64))
-    draws = np.random.default_rng(seed).choice(logs, (BOOTSTRAP_DRAWS, logs.size)).mean(axis=1)
+    draws = np.random.default_rng(0).choice(logs, (BOOTSTRAP_DRAWS, logs.size)).mean(axis=1)
     low, high = np.quantile(draws, [0.025, 0.975])
     return Geomean(
         estimate=math.exp(float(logs.mean())), low=math.exp(float(low)), high=math.exp(float(high)), tasks=len(speedups)
     )
 
 
-def advantage(one: HeldOutResult, other: HeldOutResult, seed: int = 0) -> Geomean:
+def advantage(one: HeldOutResult, other: HeldOutResult) -> Geomean:
     """Ratio of one model's speedups to another's, task by task; beyond noise when the interval is above 1.
 
     Raises:
@@ -132,7 +132,7 @@ def advantage(one: HeldOutResult, other: HeldOutResult, seed: int = 0) -> Geomea
     """
     if [task.task_sha256 for task in one.tasks] != [task.task_sha256 for task in other.tasks]:
         raise ValueError("wanted results on the same tasks in the same order")
-    return geomean([mine / theirs for mine, theirs in zip(one.speedups(), other.speedups(), strict=True)], seed)
+    return geomean([mine / theirs for mine, theirs in zip(one.speedups(), other.speedups(), strict=True)])
 
 
 def evaluate_held_out(

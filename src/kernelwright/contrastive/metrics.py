@@ -17,7 +17,7 @@ import numpy as np
 from kernelwright.contrastive.families import CHEATING
 from kernelwright.contrastive.hacks.structure import identity
 from kernelwright.contrastive.samples import Rollout, RolloutLog
-from kernelwright.records import Evaluation, RunDirectory
+from kernelwright.records import Evaluation, RunDirectory, read_objects
 
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
 
@@ -89,10 +89,7 @@ class MetricsLog:
 
     def read(self) -> list[dict[str, Any]]:
         """Every step's values in order of writing; a step that was done again after a kill appears again."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        return list(read_objects(self.path))
 
     def __enter__(self) -> MetricsLog:
         return self

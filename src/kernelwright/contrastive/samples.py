@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
 
 from kernelwright.contrastive.answers import AnswerFailure, parse_completion
 from kernelwright.contrastive.prompts import AnswerForm, Prompt, whole_source
@@ -23,7 +23,7 @@ from kernelwright.records import (
     Verdict,
     append_lines,
     encodable,
-    read_lines,
+    read_records,
 )
 from kernelwright.records.screened import Screened
 from kernelwright.seconds import utc_now
@@ -270,11 +270,7 @@ class RolloutLog:
             UsageError: the file is there and cannot be read.
         """
         prompts: dict[str, tuple[Message, ...]] = {}
-        for line in read_lines(self.path):
-            try:
-                rollout = Rollout.model_validate_json(line)
-            except ValidationError:
-                continue
+        for rollout in read_records(self.path, Rollout):
             if rollout.prompt:
                 prompts[rollout.prompt_sha256] = rollout.prompt
             yield rollout.model_copy(update={"prompt": prompts.get(rollout.prompt_sha256, ())})

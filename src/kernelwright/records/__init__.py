@@ -9,6 +9,7 @@ from kernelwright.records.lines import (
     files_of,
     read_lines,
     read_objects,
+    read_records,
     sha256_of,
     unpacked,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "not_written",
     "read_lines",
     "read_objects",
+    "read_records",
     "require_possible",
     "sha256_of",
     "unpacked",

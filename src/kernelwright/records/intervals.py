@@ -41,14 +41,11 @@ class Interval:
         return (math.log(self.high) - math.log(self.low)) / 2
 
 
-def ratio_interval(
-    processes: Sequence[Sequence[float]], seed: int = 0, miss_probability: float = MISS_PROBABILITY
-) -> Interval:
-    """Interval of a ratio from its logarithms.
+def ratio_interval(processes: Sequence[Sequence[float]], miss_probability: float = MISS_PROBABILITY) -> Interval:
+    """Interval of a ratio from its logarithms. The bootstrap draws the same each time, so that a record can be scored again.
 
     Args:
         processes: For each fresh process, the log ratio of each pair of calls.
-        seed: Seed of the bootstrap, so that a record can be scored again to the same digits.
         miss_probability: Probability with which the interval may miss. A run that could have stopped by an earlier
             interval has spent part of its 5 % there, since stopping when lucky is not evidence.
 
@@ -61,7 +58,7 @@ def ratio_interval(
     centres = np.array([np.median(blocks) for blocks in arrays])
     estimate = float(centres.mean())
     tail = miss_probability / 2
-    draws = _bootstrap(arrays, seed)
+    draws = _bootstrap(arrays)
     low, high = np.quantile(draws, [tail, 1 - tail])
     if len(centres) > 1:
         spread = float(centres.std(ddof=1)) / math.sqrt(len(centres))
@@ -78,23 +75,23 @@ def early_miss_probability(least: int, most: int) -> float:
     return MISS_PROBABILITY / 2 / max(1, most - least)
 
 
-def noise_floor(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
+def noise_floor(processes: Sequence[Sequence[float]]) -> float:
     """95 % bound of |ratio - 1| of A/A ratios measured like this one."""
     arrays = [np.asarray(blocks, dtype=np.float64) for blocks in processes if len(blocks)]
     if not arrays:
         raise ValueError("wanted A/A blocks")
-    return float(math.expm1(np.quantile(np.abs(_bootstrap(arrays, seed)), 0.95)))
+    return float(math.expm1(np.quantile(np.abs(_bootstrap(arrays)), 0.95)))
 
 
-def upper_bound(processes: Sequence[Sequence[float]], seed: int = 0) -> float:
+def upper_bound(processes: Sequence[Sequence[float]]) -> float:
     """One-sided 95 % bound of a quantity: of the mean over processes of each one's median."""
     arrays = [np.asarray(values, dtype=np.float64) for values in processes]
-    return float(np.quantile(_bootstrap(arrays, seed), 0.95))
+    return float(np.quantile(_bootstrap(arrays), 0.95))
 
 
-def _bootstrap(arrays: Sequence[FloatArray], seed: int) -> FloatArray:
+def _bootstrap(arrays: Sequence[FloatArray]) -> FloatArray:
     """Estimates from resampled processes, each with resampled blocks."""
-    chosen, first, second = _resamples(tuple(blocks.size for blocks in arrays), seed)
+    chosen, first, second = _resamples(tuple(blocks.size for blocks in arrays))
     starts = np.cumsum([0, *(blocks.size for blocks in arrays)])[:-1]
     ordered = np.concatenate([np.sort(blocks) for blocks in arrays])
     medians = (ordered[starts[chosen] + first] + ordered[starts[chosen] + second]) / 2
@@ -103,13 +100,13 @@ def _bootstrap(arrays: Sequence[FloatArray], seed: int) -> FloatArray:
 
 
 @functools.lru_cache(maxsize=16)
-def _resamples(sizes: tuple[int, ...], seed: int) -> tuple[IndexArray, IndexArray, IndexArray]:
+def _resamples(sizes: tuple[int, ...]) -> tuple[IndexArray, IndexArray, IndexArray]:
     """Process of each draw at each place, and the two ranks whose mean is the median of its resampled values.
 
     A resample of m values is m uniform numbers u, each standing for the value of rank floor(m u). Its median needs only
     their middle order statistics, which are Beta-distributed (David and Nagaraja, Order Statistics, 3rd ed., 2.1 and 2.5).
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     chosen = generator.integers(0, len(sizes), (BOOTSTRAP_DRAWS, len(sizes)))
     size = np.asarray(sizes)[chosen]
     below = (size + 1) // 2

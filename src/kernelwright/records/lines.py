@@ -10,15 +10,21 @@ import fcntl
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import UsageError
 
+_LOGGER = logging.getLogger(__name__)
+R = TypeVar("R", bound=BaseModel)
 _PACKED: dict[str, Callable[..., IO[Any]]] = {".gz": gzip.open, ".xz": lzma.open}
 _UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of opening and reading a file, packed or not."""
@@ -87,6 +93,28 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield from text
         except _UNREADABLE as error:
             raise UsageError(f"Wanted a run's records in {file}; {_why(error)}. Choose another directory.") from error
+
+
+def read_records(path: Path, kind: type[R]) -> Iterator[R]:
+    """Every whole record of a JSON lines file, packed or not, in order of writing.
+
+    A line that is none is left out with a warning: its work is still pending.
+
+    Raises:
+        UsageError: the file is there and cannot be read.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            yield kind.model_validate_json(line)
+        except ValidationError:
+            if line.strip():
+                _tell_of_torn_line(path, number)
+
+
+@cache
+def _tell_of_torn_line(path: Path, number: int) -> None:
+    """Warn once of a line that is no record."""
+    _LOGGER.warning("line %d of %s is torn or broken, and is left out: its work counts as pending", number, path)
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:

@@ -9,28 +9,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import platform
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from kernelwright.errors import InfrastructureError, UsageError
 from kernelwright.files import remove_tree, replace_file
-from kernelwright.records.lines import append_lines, files_of, read_json, read_lines, sha256_of
+from kernelwright.records.lines import append_lines, files_of, read_json, read_records, sha256_of
 from kernelwright.records.models import Evaluation, Task
 from kernelwright.records.screened import Screened
 
-_LOGGER = logging.getLogger(__name__)
-R = TypeVar("R", bound=BaseModel)
 _LOCK = ".lock"
 _ASKED = {"config.json", "environment.json", "tasks.json", "original.cubin", "model", _LOCK}
 """Files of a directory in which nothing has been found out."""
@@ -201,11 +195,11 @@ class RunDirectory:
 
         Torn lines are skipped with a warning: their work is still pending.
         """
-        return _whole(self.evaluations_path, Evaluation)
+        return read_records(self.evaluations_path, Evaluation)
 
     def screened(self) -> Iterator[Screened]:
         """Every whole estimate, in order of writing; raises as `evaluations`."""
-        return _whole(self.screened_path, Screened)
+        return read_records(self.screened_path, Screened)
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace a JSON file in one step, so that no reader sees half of it."""
@@ -226,21 +220,6 @@ class RunDirectory:
     def read_json(self, name: str) -> Any | None:
         """A JSON file of this run, packed or not; None when it is not there. Raises UsageError for a broken one."""
         return read_json(self.path / name)
-
-
-def _whole(path: Path, kind: type[R]) -> Iterator[R]:
-    for number, line in enumerate(read_lines(path), start=1):
-        try:
-            yield kind.model_validate_json(line)
-        except ValidationError:
-            if line.strip():
-                _tell_of_torn_line(path, number)
-
-
-@cache
-def _tell_of_torn_line(path: Path, number: int) -> None:
-    """Warn once of a line that is no record."""
-    _LOGGER.warning("line %d of %s is torn or broken, and is left out: its work counts as pending", number, path)
 
 
 def require_possible(path: Path) -> None:

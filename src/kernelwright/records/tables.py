@@ -280,28 +280,21 @@ def baseline_table(results: Sequence[TaskResult]) -> list[BaselineRow]:
     return [BaselineRow(name, len(speedups), statistics_of(speedups)) for name, speedups in gains.items()]
 
 
-def bench_table(results: Sequence[TaskResult], baselines: Sequence[str] | None = None) -> list[TableRow]:
-    """The rows of the table: level by level and then all, each against every baseline and then the best.
-
-    By default the baselines are the reference and every other one, as met.
+def bench_table(results: Sequence[TaskResult]) -> list[TableRow]:
+    """The rows of the table: level by level and then all, each against every baseline as met and then the best.
 
     Raises:
-        UsageError: two results are of the same task, or a baseline ran on no task.
+        UsageError: two results are of the same task.
     """
     repeated = [task for task, count in Counter(result.task for result in results).items() if count > 1]
     if repeated:
         raise UsageError(f"Wanted one result for each task; found several for {', '.join(repeated)}.")
-    met = list(dict.fromkeys([REFERENCE, *(name for result in results for name in result.latencies_us)]))
-    if baselines is None:
-        baselines = met
-    unknown = [name for name in baselines if name not in met]
-    if unknown:
-        raise UsageError(f"Wanted the baselines {', '.join(unknown)}; the results have {', '.join(met)}.")
+    met = dict.fromkeys([REFERENCE, *(name for result in results for name in result.latencies_us)])
     levels = sorted({result.level for result in results if result.level is not None})
     rows = []
     for level in (*levels, None):
         chosen = [result for result in results if level is None or result.level == level]
-        rows += [_row(chosen, level, baseline) for baseline in (*baselines, BEST)]
+        rows += [_row(chosen, level, baseline) for baseline in (*met, BEST)]
     return rows
 
 

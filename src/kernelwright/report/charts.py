@@ -337,23 +337,20 @@ def _histogram(timed: Sequence[ChartPoint]) -> Markup:
     return _figure("spread", "Distribution of speedups", about_all, bottom + 28, body)
 
 
-def best_by_schedules(lines: Sequence[Sequence[tuple[int, float]]]) -> Markup:
-    """Best speedup that each agent of an assembly game has seen, upwards on a linear axis, by schedules measured."""
+def curves(lines: Sequence[Sequence[tuple[int, float]]], about: str, steps: str, low: float, unit: str = "") -> Markup:
+    """Lines over a count of `steps`, upwards on a linear axis from `low`; `about` says what they show."""
     height, bottom = 220.0, 194.0
     last = max(number for line in lines for number, _ in line) or 1
-    top = 1.0 + max(max(speedup for line in lines for _, speedup in line) - 1.0, 0.001) * 1.1
-    across, up = _LinearAxis(0, last, LEFT, WIDTH - RIGHT), _LinearAxis(1.0, top, bottom, TOP)
+    top = low + max(max(value for line in lines for _, value in line) - low, 0.001) * 1.1
+    across, up = _LinearAxis(0, last, LEFT, WIDTH - RIGHT), _LinearAxis(low, top, bottom, TOP)
     body = []
     for share in (0.0, 0.5, 1.0):
-        value = 1.0 + (top - 1.0) * share
+        value = low + (top - low) * share
         body.append(_horizontal_line("grid", up.at(value)))
-        body.append(_left_text(_number(up.at(value)), _tick_label(value)))
+        body.append(_left_text(_number(up.at(value)), f"{value:.4g}{unit}"))
     for index, line in enumerate(lines):
-        points = " ".join(f"{_number(across.at(number))},{_number(up.at(speedup))}" for number, speedup in line)
+        points = " ".join(f"{_number(across.at(number))},{_number(up.at(value))}" for number, value in line)
         body.append(f'<polyline class="line{index}" points="{points}"/>')
     body.append(f'<text class="tick" x="{LEFT}" y="{_number(height - 6)}">0</text>')
-    body.append(
-        f'<text class="tick" x="{WIDTH - RIGHT}" y="{_number(height - 6)}" text-anchor="end">{last} schedules</text>'
-    )
-    about = "Best speedup seen by each agent against the number of schedules it has measured."
+    body.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{_number(height - 6)}" text-anchor="end">{last} {steps}</text>')
     return _figure("curve", about, about, height, body)

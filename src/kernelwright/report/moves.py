@@ -18,13 +18,7 @@ from kernelwright.report.page import asset, fill, flattened, write_page
 KIND = "sass optimize"
 """`kind` in the `config.json` of such a run."""
 _INSTRUCTION_BYTES = 16
-_LINES = """
-.chart polyline, .legend .curve { stroke-width: 2; fill: none; }
-.line0 { stroke: var(--improvement); }
-.line1 { stroke: var(--accepted); stroke-dasharray: 7 3; }
-.line2 { stroke: var(--rejected); stroke-dasharray: 2 3; }
-.line3 { stroke: var(--soft); stroke-dasharray: 9 3 2 3; }
-"""
+_CURVE = "Best speedup seen by each agent against the number of schedules it has measured."
 _MOST_POINTS = 400
 
 
@@ -61,14 +55,16 @@ def render_moves(run: RunDirectory) -> str:
     lines = {agent: _best_so_far(points) for agent, points in _points(run.path / "schedules.jsonl").items()}
     return fill(
         "assembly.html.j2",
-        style=asset("page.css") + _LINES,
+        style=asset("page.css"),
         filters={"times": _times, "interval": _interval, "share": _share, "sentence": _sentence},
         config=config,
         summary=summary,
         winner=None if winner is None else _with_pairs(winner),
         lessons=_with_losses(winner),
         open_block=_first_to_see(winner),
-        curve=charts.best_by_schedules(list(lines.values())) if any(len(line) > 1 for line in lines.values()) else None,
+        curve=charts.curves(list(lines.values()), _CURVE, "schedules", 1.0, "×")
+        if any(len(line) > 1 for line in lines.values())
+        else None,
         lines=list(lines),
         facts=_facts(environment, summary),
         record=[*flattened(config), *flattened(environment)],

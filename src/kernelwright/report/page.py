@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from kernelwright.errors import UsageError
 from kernelwright.files import replace_file
-from kernelwright.records import Evaluation, RunDirectory, TimingBlock, sha256_of
+from kernelwright.records import Evaluation, RunDirectory, TimingBlock, read_objects, sha256_of
 from kernelwright.records.decisions import BaselineComparison
 from kernelwright.records.model_costs import answers_on_record, model_costs
 from kernelwright.records.scoring import log_ratios
@@ -182,6 +182,7 @@ def render(run: RunDirectory) -> str:
         baselines=len(rows) - len(judged),
         beside=_comparison(run, config, groups),
         search=charts.search_over_time(marks) if rows and len(groups) == 1 else None,
+        rewards=_rewards(run.path / "metrics.jsonl"),
         spread=charts.distribution(standing_marks) if any(mark.speedup for mark in standing_marks) else None,
         roofline=_roofline(table, rows),
         counts_operations=any(_object(line["roofline"]).get("operations_us") is not None for line in _with_roofline(table)),
@@ -195,6 +196,21 @@ def render(run: RunDirectory) -> str:
         environment=flattened(environment),
         config=flattened({key: value for key, value in config.items() if key not in LONG_KEYS}),
         data=_script_json(_details(rows, _references(config, run.read_json("tasks.json")))),
+    )
+
+
+def _rewards(metrics: Path) -> Markup | None:
+    """Mean reward by step of a run that trains; None elsewhere."""
+    found = {
+        int(line["step"]): value
+        for line in read_objects(metrics)
+        for name, value in line.items()
+        if name.endswith("/reward_mean")
+    }
+    if len(found) < 2:
+        return None
+    return charts.curves(
+        [sorted(found.items())], "Mean reward of the answers of each step.", "steps", min(0.0, *found.values())
     )
 
 

@@ -30,7 +30,7 @@ from kernelwright.contrastive.families import Family
 from kernelwright.contrastive.hacks.names import code_only
 from kernelwright.contrastive.hacks.structure import PATH, SHAPE, features, identity
 from kernelwright.errors import InfrastructureError, UsageError
-from kernelwright.records import Evaluation, Label, Reason, append_lines
+from kernelwright.records import Evaluation, Label, Reason, append_lines, read_records
 from kernelwright.records.reasons import DescribedCode
 from kernelwright.tasks.suites import load_suite
 
@@ -159,14 +159,9 @@ class HackDatabase:
         self._identities.add(pattern.identity())
 
     def _read_confirmed(self, path: Path) -> None:
-        """Take the whole patterns of a user's file; torn and foreign lines are skipped, as in a run directory."""
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        except OSError as error:
-            raise UsageError(f"Wanted to read hacks from {path}; {error.strerror}. Choose another file.") from error
-        for line in text.splitlines():
-            with suppress(ValidationError, SyntaxError, ValueError):
-                pattern = Pattern.model_validate_json(line)
+        """Take the whole patterns of a user's file."""
+        for pattern in read_records(path, Pattern):
+            with suppress(SyntaxError, ValueError):
                 if pattern.id not in self._ids and pattern.identity() not in self._identities:
                     self._take(pattern)
 
