@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import kernelwright
+from kernelwright.errors import DeviceError
 from kernelwright.execution.work import Evaluate, Screen
 from kernelwright.records import Candidate, Evaluation
 from kernelwright.records.policy import Context
@@ -189,6 +190,20 @@ def test_a_layer_that_wins_alone_and_loses_in_the_whole_is_not_handed_out(tmp_pa
     assert ("Evaluate", "Stack") in search.tasks
     assert ("Evaluate", "Layer") not in search.tasks
     assert result.module is model
+
+
+class NoRoom(Search):
+    def find(self, work: Screen | Evaluate) -> Any:
+        if work.task.id == "Layer":
+            raise DeviceError("Wanted to screen candidates of Layer; out-of-memory: all of it.")
+        return super().find(work)
+
+
+def test_a_layer_that_cannot_be_screened_leaves_the_search_to_the_whole(tmp_path: Path) -> None:
+    search, heard = NoRoom(tmp_path, alone=3.0, whole=1.5, judged=2.0), list[str]()
+    assert not search(Stack(), on_event=lambda event: heard.append(str(event))).blocks["(float32[256, 8])"]
+    assert ("Evaluate", "Layer") not in search.tasks
+    assert "no layer is searched for all: Wanted to screen candidates of Layer; out-of-memory: all of it." in heard
 
 
 LOAD = """
