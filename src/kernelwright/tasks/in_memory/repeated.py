@@ -224,8 +224,18 @@ def _are_close(first: Any, second: Any) -> bool:
     if len(leaves_of(first)) != len(leaves_of(second)):
         return False
     return all(
-        one.shape == other.shape and torch.allclose(one, other, equal_nan=True)
+        _is_near(one, other)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
         else type(one) is type(other)
         for one, other in pairs
     )
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True where two tensors differ by no more than another order of summation does."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    first, second = (value.double().nan_to_num(0.0, 1.0, -1.0) for value in (one, other))
+    return bool((first - second).norm() <= max(1e-5, torch.finfo(one.dtype).eps) * second.norm())
