@@ -272,8 +272,8 @@ class Worker:
 
     def serve(self, gate: DeviceGate) -> None:
         """Belong to the evaluation of another gate from now on."""
-        before = self.spec.gate.workers
-        before[:] = [worker for worker in before if worker is not self]  # it has left already where it has ended
+        with contextlib.suppress(ValueError):  # it has left already where it has ended
+            self.spec.gate.workers.remove(self)  # at once: others enter meanwhile
         self.spec = replace(self.spec, gate=gate)
         gate.workers.append(self)
 
@@ -499,7 +499,7 @@ class Worker:
 
     def _leave(self) -> None:
         """Give back what belongs to the evaluation that it served."""
-        if self in self.spec.gate.workers:
+        with contextlib.suppress(ValueError):
             self.spec.gate.workers.remove(self)
         for arena in self.arenas.values():
             arena.close()

@@ -158,9 +158,10 @@ class PairedTiming:
         self._ahead.begin(self._following)
         try:
             run = self._triple_kind(trial, self._check, sides, self._flush)
-            with phase("first calls"), trial.gate(shared=True):
-                run.bring_in_step(given.values())
-                run.first_calls()
+            with phase("first calls"):
+                with trial.gate(shared=True):
+                    run.bring_in_step(given.values())
+                    run.first_calls()
                 trial.findings.add(
                     self._ahead.last_findings()
                 )  # a candidate's earlier process is gone before calls are timed
