@@ -300,7 +300,9 @@ class JudgeActor:
             evaluation = self._judge.evaluate(task, candidate, settings=settings, alongside=others)
         except KernelwrightError as error:
             return "error", type(error)(*error.args)
-        where = {"device": self._device_name(), "checks": {**evaluation.checks, "node": socket.gethostname()}}
+        # The device as the node counts it.
+        device = "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
+        where = {"device": device, "checks": {**evaluation.checks, "node": socket.gethostname()}}
         return "evaluation", evaluation.model_copy(update=where).model_dump_json()
 
     def close(self) -> None:
@@ -308,10 +310,6 @@ class JudgeActor:
         if self._judge is not None:
             self._judge.close()
             self._judge = None
-
-    def _device_name(self) -> str:
-        """The device as the node counts it."""
-        return "cpu" if self._device == "cpu" else f"cuda:{os.environ.get('CUDA_VISIBLE_DEVICES', '0')}"
 
 
 def _json(record: Task | Candidate | Settings | None) -> str | None:

@@ -95,7 +95,9 @@ class RemoteExecutor(abc.ABC):
         """Implements `Executor.close`."""
         self.shut()
         if at_once:
-            for work in self._at_work():
+            with self._guard:
+                begun = [*self._pending]
+            for work in begun:
                 self.stop(work)
         self.join()
 
@@ -117,10 +119,6 @@ class RemoteExecutor(abc.ABC):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(at_once=kind is not None)
-
-    def _at_work(self) -> list[Work]:
-        with self._guard:
-            return [*self._pending]
 
     def _do(self, work: Evaluate) -> None:
         outcome: Evaluation | KernelwrightError

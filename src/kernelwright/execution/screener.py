@@ -299,16 +299,14 @@ class Screener:
             [*work.earlier],
             lambda text, lasting: tell(Progress(text, lasting)),
         )
-        for _, outcome in self.screen(proposals.candidates(self.slots, self._takes(work))):
+        takes = self.takes if work.tunes else lambda kind: kind is not Compiles.VARIANTS and self.takes(kind)
+        for _, outcome in self.screen(proposals.candidates(self.slots, takes)):
             if isinstance(outcome, KernelwrightError):
                 raise outcome
             if ran_out(outcome) and not self.is_alone:
                 raise DeviceError(f"Wanted to screen candidates of {work.task.id}; {outcome.detail}")
             proposals.screened.append(outcome)
             yield outcome, proposals.left
-
-    def _takes(self, work: Screen) -> Callable[[Compiles], bool]:
-        return self.takes if work.tunes else lambda kind: kind is not Compiles.VARIANTS and self.takes(kind)
 
     def stop(self) -> None:
         """Have the round end now; for any thread."""
@@ -458,7 +456,9 @@ class _Process:
                 with counted(spent_s, "check"):
                     answer = worker.request("check", screener.run_limit_s)
         if "reason" in answer:
-            return {"correct": False, "reason": _reason(answer["reason"]), "detail": str(answer.get("detail", ""))[:2000]}
+            said = answer["reason"]  # by an untrusted process
+            reason = Reason(said) if said in set(Reason) else Reason.PROTOCOL_VIOLATION
+            return {"correct": False, "reason": reason, "detail": str(answer.get("detail", ""))[:2000]}
         if not screener.settings.timed:
             return {"correct": True}
         limit_s, long_us = screener.run_limit_s, self._reference_us
@@ -546,11 +546,6 @@ def device_limit_bytes(settings: Settings, device: torch.device, alone: bool) ->
 def ran_out(outcome: Screened | KernelwrightError) -> bool:
     """True if the device's memory was full, which others may have caused."""
     return isinstance(outcome, DeviceError) or (isinstance(outcome, Screened) and outcome.reason is Reason.OUT_OF_MEMORY)
-
-
-def _reason(text: Any) -> Reason:
-    """A reason that an untrusted process named."""
-    return Reason(text) if text in set(Reason) else Reason.PROTOCOL_VIOLATION
 
 
 def _number(value: Any) -> float:

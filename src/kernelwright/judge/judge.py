@@ -133,7 +133,7 @@ class Judge:
         Args:
             settings: Settings in place of the judge's own.
             alone: Whether to wait until the GPU's memory is for it alone. By default only where sharing does not suffice.
-            beside: Stock configurations (wrappers of the task's own module, of the policy `baseline`) and other finalists,
+            alongside: Stock configurations (wrappers of the task's module, of the policy `baseline`) and other finalists,
                 timed in the same process triples. They decide no verdict, and are left out where they fail, or where memory
                 does not suffice beside others.
 

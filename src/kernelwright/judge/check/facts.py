@@ -18,7 +18,7 @@ import torch
 
 from kernelwright.errors import TaskError, listed
 from kernelwright.judge.check.compare import Distance, apart
-from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, Outputs, State, tensors_of
+from kernelwright.judge.check.oracle import Inputs, Oracle, OutOfDomainError, Outputs, State, state_of, tensors_of
 from kernelwright.judge.isolation.side import TaskShapes
 from kernelwright.judge.worker.inspection import signature_of
 from kernelwright.judge.worker.structure import Named, StructureError, flatten
@@ -187,7 +187,7 @@ def measure_task(live: LiveTask, device: torch.device) -> TaskFacts:
 
     def answer(same: bool) -> Outputs:
         inputs = example if same else live.inputs(secret_seed(), device)
-        return oracle.own_precision(inputs, oracle.present_state(), training=oracle.training, seed=1)
+        return oracle.own_precision(inputs, state_of(oracle.model), training=oracle.training, seed=1)
 
     held: tuple[str, ...] = ()
     with contextlib.suppress(OutOfDomainError):

@@ -57,7 +57,7 @@ class Oracle:
         """Called after each operator of a truth, if given: a network in float64 can keep a GPU for seconds."""
         self.model = live.model(seed, device)
         self.training = self.model.training
-        self.initial_state = _state_of(self.model)
+        self.initial_state = state_of(self.model)
         self.sparse = {key: value for key, value in self.model.state_dict().items() if key not in self.initial_state}
         """Sparse buffers, which stay as the constructor makes them on both sides."""
         owners: dict[int, str] = {}
@@ -146,13 +146,9 @@ class Oracle:
             self._kept[mantissa_bits] = made
         return self._kept[mantissa_bits]
 
-    def present_state(self) -> State:
-        """The module's state in its own dtype as the latest call left it."""
-        return _state_of(self.model)
-
     def state_after(self) -> State:
         """The float64 module's state as the latest call left it."""
-        return _state_of(self._double)
+        return state_of(self._double)
 
     def with_tf32(self, inputs: list[Any], state: State, *, training: bool, products: bool) -> Outputs | None:
         """Outputs in float64 with the inputs of convolutions, cuDNN's recurrent networks and, if asked, matrix `products`
@@ -557,7 +553,7 @@ def _rounded(tensor: torch.Tensor, bits: int) -> torch.Tensor:
     return round_mantissa(tensor, bits) if tensor.is_floating_point() else tensor
 
 
-def _state_of(model: torch.nn.Module) -> State:
+def state_of(model: torch.nn.Module) -> State:
     """Copies of a module's parameters and buffers, without those that are sparse."""
     return {key: value.clone() for key, value in model.state_dict().items() if value.layout is torch.strided}
 

@@ -198,12 +198,15 @@ class PairedTiming:
                     self._ahead.end(side)
 
     def _score(self, triples: Sequence[TripleClocks], miss_probability: float) -> Score:
-        blocks = [self._without_left_out(block) for one in triples for block in one.blocks]
+        left_out = self._trial.is_left_out
+        blocks = [
+            block.model_copy(
+                update={"alongside_us": {name: us for name, us in block.alongside_us.items() if not left_out(name)}}
+            )
+            for one in triples
+            for block in one.blocks
+        ]
         return score(blocks, [one.series for one in triples], Scoring(miss_probability=miss_probability))
-
-    def _without_left_out(self, block: TimingBlock) -> TimingBlock:
-        kept = {name: us for name, us in block.alongside_us.items() if not self._trial.is_left_out(name)}
-        return block.model_copy(update={"alongside_us": kept})
 
 
 def near_the_front(blocks: Sequence[TimingBlock], alongside: Mapping[str, Candidate]) -> list[str]:

@@ -76,9 +76,9 @@ def operations_of(call: Callable[[], object]) -> int:
 
     aten = torch.ops.aten
     formulas = flop_registry | {
-        aten.addbmm: _summed_products,
-        aten._cudnn_rnn: _cudnn_recurrent,
-        aten.mkldnn_rnn_layer: _mkldnn_recurrent,
+        aten.addbmm: lambda summand, one, other, **_: 2 * one.numel() * other.shape[-1],
+        aten._cudnn_rnn: lambda inputs, weights, *_, **__: _recurrent(inputs, weights),
+        aten.mkldnn_rnn_layer: lambda inputs, *rest, **_: _recurrent(inputs, rest[:4]),
         aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     }
     # On its fast path a transformer's layer is one operator, whose parts nobody sees.
@@ -178,18 +178,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         self.operations += formula(*args, **kwargs, out_val=result)
         return result
-
-
-def _summed_products(summand: torch.Tensor, one: torch.Tensor, other: torch.Tensor, **_: Any) -> int:
-    return 2 * one.numel() * other.shape[-1]
-
-
-def _cudnn_recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
-    return _recurrent(inputs, weights)
-
-
-def _mkldnn_recurrent(inputs: torch.Tensor, *rest: Any, **_: Any) -> int:
-    return _recurrent(inputs, rest[:4])
 
 
 def _recurrent(inputs: torch.Tensor, weights: Sequence[torch.Tensor]) -> int:
