@@ -120,6 +120,7 @@ def test_a_changed_word_is_suspicious_again(text, old, new):
         "setattr(ctypes, 'c_void_p', Keeper)",
         "import sys\nsys.modules['ctypes'] = Keeper()",
         "globals()['_library'] = Keeper()",
+        "def keep():\n    global _library, _build",
     ],
 )
 def test_another_meaning_of_the_names_makes_all_of_it_suspicious_again(more):

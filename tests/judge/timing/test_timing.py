@@ -640,6 +640,20 @@ def test_after_timing_an_output_is_far_unless_its_truth_or_its_domain_explains_i
     assert trial.findings.labels == set()
 
 
+@pytest.mark.parametrize("settled", [True, None, False])
+def test_one_timed_output_is_held_to_the_truth_where_there_is_one(settled):
+    trial = FakeTrial()
+    trial.reloads_state = False
+    trial.check.bounds = SimpleNamespace(has_float64=True, settles=lambda *given: settled)
+    run = ProcessTriple(trial, trial.check, dict.fromkeys(SIDES, SimpleNamespace(release_idle=lambda: None)), None)
+    run.held_call = list, [torch.ones(3)], [torch.ones(3)]
+    is_wrong = (
+        pytest.raises(RejectionError, match="further from the truth") if settled is False else contextlib.nullcontext()
+    )
+    with is_wrong:
+        run.verify_weights(against_truth=True)
+
+
 def test_ratios_are_paired_by_input_and_grouped_by_process():
     blocks = [
         TimingBlock(process=process, reference_us=(4.0, 8.0), candidate_us=(2.0, 2.0), null_us=(4.0, 4.0))
