@@ -106,15 +106,16 @@ def installed(names: Collection[str]) -> list[str]:
 
 
 def imported_by(source: str) -> list[str]:
-    """Names of modules that a task's text may import; some are names in modules, which may be imported when asked for.
+    """Names of modules that a task's text may import, and of classes in them, since a library may load those when asked.
 
-    Of PyTorch the modules alone: every process has imported it.
+    Only modules of PyTorch are among them: every process has imported it.
     """
     tree = parsed(source, "a task")
     names = [*_imported(tree, "")]
     tops = {*names} - {"torch"}
     pairs = [(node.value, node.attr) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return [*names, *(f"{owner.id}.{name}" for owner, name in pairs if isinstance(owner, ast.Name) and owner.id in tops)]
+    used = [(owner.id, name) for owner, name in pairs if isinstance(owner, ast.Name) and name[:1].isupper()]
+    return [*names, *(f"{owner}.{name}" for owner, name in used if owner in tops)]
 
 
 # --- modules beside a task's file -------------------------------------------------------------------------------------
