@@ -9,6 +9,7 @@ from kernelwright.judge.check.guard import KNOWN, RESPELLING, without_generated
 from kernelwright.records import Candidate, Label, Task
 from kernelwright.rewrites import emit, templates, wrappers
 from kernelwright.rewrites.builtin import first_recipes
+from kernelwright.rewrites.passes import EQUAL_LAYERS
 from kernelwright.rewrites.recipes import TaskContext
 from kernelwright.rewrites.rules import RULES
 from kernelwright.rewrites.templates import fp16_convolution
@@ -134,7 +135,7 @@ def test_a_rewrite_that_saves_a_compiler_nothing_is_a_wrapper_behind_it():
     labels = {one.techniques: guard.read_candidate(one, context.task).labels for one in candidates}
     assert Label.WRAPPER_ONLY in labels["remove-noops", "compile"]
     assert Label.WRAPPER_ONLY not in labels["remove-noops",]
-    assert {rule.name for rule in RULES} >= RESPELLING
+    assert {*(rule.name for rule in RULES), EQUAL_LAYERS} >= RESPELLING
 
 
 def test_no_word_in_a_text_says_who_wrote_it():

@@ -83,8 +83,8 @@ RESPELLING = frozenset(_RESPELLING.split())
 """Techniques of the built-in policy whose work torch.compile does by itself: behind it they are no optimisation."""
 KNOWN = frozenset(
     {
-        "656b1692362a7b63",  # _Recording, rewrites/templates/wrapper_recording.py.txt
-        "31994751de9ea881",  # _Recording with direct copies, the same
+        "7b7e2f67b54b9425",  # _Recording, rewrites/templates/wrapper_recording.py.txt
+        "bfafb1f24e807509",  # _Recording with direct copies, the same
         "87c7d5e0e9f4a870",  # _beside, the same
         "4c1036089f312c63",  # _build, rewrites/templates/fused_build.py.txt
         "ccf202575904c163",  # _Launch, rewrites/templates/fused.triton.txt
@@ -92,8 +92,8 @@ KNOWN = frozenset(
         "6d84f3cd589ff08d",  # built, rewrites/templates/cuda_library.txt
         "4d393cd04b7b5009",  # library, rewrites/templates/split_product.cuda.txt
         "48e3f94389c98ffa",  # Product, the same
-        "3088a0745eb2baab",  # two_halves, rewrites/templates/split_product.triton.txt
-        "1c6c86e9d67e5c4a",  # split, the same
+        "56d1fbb8ba381bd1",  # two_halves, rewrites/templates/split_product.triton.txt
+        "23b374536f1d48fa",  # split, the same
         "52be548a79f29435",  # recurrent_library, rewrites/templates/recurrent.cuda.txt
         "99d61ecc0e3fdbb0",  # Recurrent, the same
         "768bce88695525ec",  # _lay_tile, rewrites/templates/fp16_convolution.triton.txt
