@@ -9,7 +9,6 @@ import ctypes
 import functools
 import os
 import pickle
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +23,8 @@ from kernelwright.gpu.driver import CudaDriver, KernelArguments
 from kernelwright.gpu.launch_spec import LaunchSpec
 from kernelwright.gpu.launcher import CudaLauncher, cuda_launcher, cuda_launcher_on, initial_contents
 from kernelwright.judge.schedules import ContainedLauncher, Plan, ScheduleFailedError, ScheduleFailure, serve
+from tests.gpu.stand_in import COMPILER, VARIABLE, build
 
-COMPILER = shutil.which("cc") or shutil.which("gcc")
-VARIABLE = "FAKE_CUDA"
 MODULE, FUNCTION, EVENT, DEVICE_MEMORY, HOST_MEMORY = 1, 2, 3, 4, 5
 pytestmark = [pytest.mark.toolchain, pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")]
 
@@ -50,10 +48,7 @@ SPEC = LaunchSpec.model_validate(
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-D_GNU_SOURCE", "-o", str(path), str(source)], check=True)
-    return path
+    return build(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture

@@ -36,6 +36,17 @@ def test_the_signature_holds_what_a_launch_looks_like_and_not_what_it_runs_on(ro
         ({"input_sets": 0}, "input_sets"),
         ({"threads": 3}, "threads"),
         ({"architecture": 12345}, "architecture.*wanted one of 70, "),
+        ({"source": "k.cu"}, "either `cubin` or `source`"),
+        ({"block": [64, 64, 1]}, "1 to 1024 threads"),
+        (
+            {"arguments": [{"kind": "tensor", "name": "y", "dtype": "fp32", "shape": [64], "role": "output"}] * 2},
+            "distinct argument names",
+        ),
+        (
+            {"arguments": [{"kind": "tensor", "name": "y", "dtype": "fp32", "shape": [0], "role": "output"}]},
+            "axes of 1 or more",
+        ),
+        ({"entrance": 1}, "did you mean"),
     ],
 )
 def test_an_impossible_spec_is_refused(changes, said, tmp_path):

@@ -13,6 +13,7 @@ from kernelwright.rewrites.fusion.program import LoopProgram
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import apply_rules, interpreted, kernels_of, task_text
 from tests.rewrites.test_fusion import LENGTHS, needs_triton
+from tests.rewrites.test_sixteen_bits import BOTH
 
 SPECIAL = "torch.tensor([-math.inf, -0.0, 0.0, 1e-45, -1e-45, 1.5, -1.5, 2e38, -2e38, math.inf, math.nan, -math.nan])"
 """Numbers of which a row has the first few or all, so that its largest, or smallest, are several."""
@@ -39,17 +40,7 @@ CASES = {
     "second pass": ("torch.argmin(a - a.amax(1, keepdim=True), 1)", "3, 16500", "3, 1"),
 }
 
-EXACT = """
-import sys
-import torch
-from pathlib import Path
-from tests.rewrites.samples import load, module_at, tensors
-
-folder = Path(sys.argv[1])
-new = module_at(folder / "candidate.py")
-old = load((folder / "reference.txt").read_text(), "reference")
-model, rewritten = old.Model().eval(), new.ModelNew().eval()
-new.Model.forward = None  # the candidate may not run the reference
+EXACT = f"""{BOTH}
 for seed in range(2):
     torch.manual_seed(seed)
     given = old.get_inputs()

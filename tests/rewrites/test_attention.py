@@ -366,15 +366,14 @@ TAKEN = {
     "causal": task_text("return F.scaled_dot_product_attention(a, b, c, is_causal=True, scale=0.1)", QKV),
     "softmax of products": task_text("return torch.softmax(a @ b.mT / 4.0, -1) @ c", QKV),
     "bmm": task_text(
-        "return torch.bmm(torch.softmax(torch.bmm(a, b.mT), -1), c)",
-        "torch.randn(4, 32, 16), torch.randn(4, 40, 16), torch.randn(4, 40, 24)",
+        "return torch.bmm(torch.softmax(torch.bmm(a, b.mT), -1), c)", "N(4, 32, 16), N(4, 40, 16), N(4, 40, 24)"
     ),
     "a mask that is state": task_text(
         "return torch.softmax((a @ b.mT).masked_fill(self.m == 0, -math.inf), -1) @ c",
         QKV,
         "self.register_buffer('m', torch.tril(torch.ones(32, 32)).view(1, 1, 32, 32))",
     ),
-    "an added mask": task_text("return F.scaled_dot_product_attention(a, b, c, d)", f"{QKV}, torch.randn(32, 32)"),
+    "an added mask": task_text("return F.scaled_dot_product_attention(a, b, c, d)", f"{QKV}, N(32, 32)"),
     "heads that are merged again": task_text(
         f"{HEADS}\nreturn F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 32, 64)",
         MERGED,
@@ -499,11 +498,7 @@ def test_the_policy_proposes_it_alone_and_beside_split_products(nvcc):
             assert any(wanted <= one and not others & one for one in found), wanted
     assert not any(name.startswith("compile") for one in found for name in one)
     assert not [one for one in proposed(BLOCK, device="cpu", count=100) if ATTENTION.technique in one]
-    assert not [
-        one
-        for one in proposed(task_text("return torch.softmax(a, -1)", "torch.randn(64, 64)"))
-        if ATTENTION.technique in one
-    ]
+    assert not [one for one in proposed(task_text("return torch.softmax(a, -1)", "N(64, 64)")) if ATTENTION.technique in one]
 
 
 def test_a_candidate_says_what_it_is_and_declares_its_knobs():

@@ -174,7 +174,7 @@ def test_copies_of_outputs_have_the_strides_of_the_outputs(recorded, name, forwa
 
 @pytest.mark.parametrize(("latency_us", "fires"), [(40.0, True), (4000.0, False)])
 def test_short_calls_with_a_graph_that_looks_good_are_tried_with_direct_copies(latency_us, fires):
-    task = task_text("return torch.tanh(a * 2)", "torch.randn(64, 64)")
+    task = task_text("return torch.tanh(a * 2)", "N(64, 64)")
     policy, given = BuiltinPolicy(), context(task)
     first = policy.propose(given, 100)
     assert not any("direct" in name for one in first for name in one.techniques)
@@ -200,7 +200,7 @@ class OnGpu(torch.Tensor):
 @pytest.mark.parametrize("name", ["cuda-graph", "direct-cuda-graph", "compile-cudnn-cuda-graph"])
 def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) -> None:
     """The reference may do what a graph cannot hold, such as a copy from the CPU."""
-    done = apply_rules(task_text("return (a * 1.0).exp()", "torch.randn(6, 4)"), "remove-noops", captured=True)
+    done = apply_rules(task_text("return (a * 1.0).exp()", "N(6, 4)"), "remove-noops", captured=True)
     space: dict[str, Any] = {}
     exec(wrappers.wrap(done.source, name, (name,)), space)
     captured: list[torch.Size] = []
@@ -230,7 +230,7 @@ def test_what_rewritten_code_leaves_to_the_reference_is_not_captured(name: str) 
 
 
 def test_every_proposal_with_a_graph_around_rewritten_code_tells_the_graph_what_it_is_for() -> None:
-    task = task_text("return torch.tanh((a * 1.0).exp() + 1)", "torch.randn(64, 64)")
+    task = task_text("return torch.tanh((a * 1.0).exp() + 1)", "N(64, 64)")
     found = [one for one in proposed(task) if "class Rewritten(" in one.source]
     graphs = {one.techniques for one in found if one.techniques[-1] in wrappers.WITH_GRAPH}
     assert graphs

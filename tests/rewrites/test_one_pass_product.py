@@ -62,7 +62,7 @@ CASES = {
     "columns": (((2,), 5, 1, 100), COLUMN),
     "Inf and NaN": (((), 20, 20, 40), TILE, True),
 }
-TALL = task_text("return a @ b", "torch.randn(16384, 16), torch.randn(16, 16384)")
+TALL = task_text("return a @ b", "N(16384, 16), N(16, 16384)")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
@@ -106,10 +106,10 @@ def test_kernels_compile_for_hopper_within_its_shared_memory(knobs, tmp_path, tr
 @pytest.mark.parametrize(
     "text",
     [
-        task_text("return a @ b", "torch.randn(40, 64), torch.randn(64, 48)"),
-        task_text("return torch.bmm(a, b)", "torch.randn(3, 40, 64), torch.randn(3, 64, 48)"),
-        task_text("return a @ b", "torch.randn(2, 40, 64), torch.randn(64, 1)"),
-        task_text("return self.f(a)", "torch.randn(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
+        task_text("return a @ b", "N(40, 64), N(64, 48)"),
+        task_text("return torch.bmm(a, b)", "N(3, 40, 64), N(3, 64, 48)"),
+        task_text("return a @ b", "N(2, 40, 64), N(64, 1)"),
+        task_text("return self.f(a)", "N(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
     ],
 )
 def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, any_size):
@@ -123,7 +123,7 @@ def test_a_product_is_replaced_by_one_that_is_equal(text, tmp_path, any_size):
 @needs_triton
 def test_the_kernel_that_follows_adds_the_slices_of_k(tmp_path):
     forward = "return torch.tanh(self.f(a) * 2.0)"
-    text = task_text(forward, "torch.randn(128, 1024)", "self.f = nn.Linear(1024, 512)")
+    text = task_text(forward, "N(128, 1024)", "self.f = nn.Linear(1024, 512)")
     recipe = Recipe((RulesPass.always(), ProductPass(ONE_PASS.technique), FusionPass(single=True)))
     built = TaskContext.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None

@@ -82,7 +82,7 @@ def test_an_order_is_read_and_nothing_else_is(tmp_path: Path) -> None:
 
 
 def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_processor() -> None:
-    task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
+    task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "N(4096, 64)")
     plan = proposed(task, order=Order({}))
     weights = {name: 0.0 for one in plan for name in one.techniques} | {"cuda-graph": 1.0, "remove-noops": 0.5}
     found = proposed(task, order=Order(weights))
@@ -101,9 +101,9 @@ def test_proposals_come_best_first_on_a_gpu_and_in_the_plan_s_order_on_a_process
 
 
 def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    diagonal = task_text("return torch.diag(a) @ b", "torch.randn(512), torch.randn(512, 64)")
+    diagonal = task_text("return torch.diag(a) @ b", "N(512), N(512, 64)")
     assert "diagonal-operand" in proposed(diagonal)[0].techniques
-    product = task_text("return a @ b", "torch.randn(4096, 4096), torch.randn(4096, 4096)")
+    product = task_text("return a @ b", "N(4096, 4096), N(4096, 4096)")
     assert proposed(product)[0].techniques[0].startswith("split-product")
     assert read_order(PACKAGED) == order_in_use()
     mine = tmp_path / "mine.json"
@@ -114,7 +114,7 @@ def test_the_packaged_order_knows_what_the_races_showed(monkeypatch: pytest.Monk
 
 
 def test_what_no_search_has_tried_comes_in_turn_with_the_best_that_is_known() -> None:
-    task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "torch.randn(4096, 64)")
+    task = task_text("return torch.tanh(a * 2.0 * 1.0).sum(1)", "N(4096, 64)")
     names = {name for one in proposed(task) for name in one.techniques}
     known = dict.fromkeys(names - {"remove-noops"}, 0.0) | {"cuda-graph": 1.0}
     found = [one.techniques for one in proposed(task, order=Order(known))]

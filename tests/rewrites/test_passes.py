@@ -18,7 +18,7 @@ from tests.rewrites.samples import compare, task_text
 
 TASK = Task(
     id="sample",
-    source=task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "torch.randn(4096, 6)", "self.f = nn.Linear(6, 8)"),
+    source=task_text("return torch.tanh(self.f(a).sum(1)) * 1.0 + 2", "N(4096, 6)", "self.f = nn.Linear(6, 8)"),
 )
 
 

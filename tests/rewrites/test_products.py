@@ -27,31 +27,26 @@ from kernelwright.rewrites.tracing import trace
 from tests.quick import exhaustive_but
 from tests.rewrites.samples import compare, task_text
 
-LARGE = task_text("return torch.relu(self.f(a))", "torch.randn(1024, 512)", "self.f = nn.Linear(512, 512)")
+LARGE = task_text("return torch.relu(self.f(a))", "N(1024, 512)", "self.f = nn.Linear(512, 512)")
 PRODUCTS = {
-    "mm": task_text("return torch.mm(a, b)", "torch.randn(40, 64), torch.randn(64, 48)"),
-    "left transposed": task_text("return a.T @ b", "torch.randn(64, 40), torch.randn(64, 48)"),
-    "right transposed": task_text("return a @ b.T", "torch.randn(40, 64), torch.randn(48, 64)"),
-    "bmm": task_text("return torch.bmm(a, b)", "torch.randn(3, 40, 64), torch.randn(3, 64, 48)"),
-    "four dimensions": task_text("return a @ b", "torch.randn(2, 3, 40, 64), torch.randn(2, 3, 64, 48)"),
-    "shared right": task_text("return a @ b", "torch.randn(2, 3, 40, 64), torch.randn(64, 48)"),
-    "linear": task_text("return self.f(a)", "torch.randn(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
-    "no bias": task_text("return self.f(a)", "torch.randn(40, 64)", "self.f = nn.Linear(64, 48, bias=False)"),
-    "addmm": task_text(
-        "return torch.addmm(a, b, c, beta=0.5, alpha=3)", "torch.randn(48), torch.randn(40, 64), torch.randn(64, 48)"
-    ),
-    "baddbmm": task_text(
-        "return torch.baddbmm(a, b, c, alpha=-2)",
-        "torch.randn(3, 40, 48), torch.randn(3, 40, 64), torch.randn(3, 64, 48)",
-    ),
+    "mm": task_text("return torch.mm(a, b)", "N(40, 64), N(64, 48)"),
+    "left transposed": task_text("return a.T @ b", "N(64, 40), N(64, 48)"),
+    "right transposed": task_text("return a @ b.T", "N(40, 64), N(48, 64)"),
+    "bmm": task_text("return torch.bmm(a, b)", "N(3, 40, 64), N(3, 64, 48)"),
+    "four dimensions": task_text("return a @ b", "N(2, 3, 40, 64), N(2, 3, 64, 48)"),
+    "shared right": task_text("return a @ b", "N(2, 3, 40, 64), N(64, 48)"),
+    "linear": task_text("return self.f(a)", "N(2, 40, 64)", "self.f = nn.Linear(64, 48)"),
+    "no bias": task_text("return self.f(a)", "N(40, 64)", "self.f = nn.Linear(64, 48, bias=False)"),
+    "addmm": task_text("return torch.addmm(a, b, c, beta=0.5, alpha=3)", "N(48), N(40, 64), N(64, 48)"),
+    "baddbmm": task_text("return torch.baddbmm(a, b, c, alpha=-2)", "N(3, 40, 48), N(3, 40, 64), N(3, 64, 48)"),
 }
 OTHERS = {
-    "float64": task_text("return a @ b", "torch.randn(40, 64).double(), torch.randn(64, 48).double()"),
-    "bfloat16": task_text("return a @ b", "torch.randn(40, 64).bfloat16(), torch.randn(64, 48).bfloat16()"),
-    "a vector": task_text("return a @ b", "torch.randn(40, 64), torch.randn(64)"),
-    "few rows": task_text("return a @ b", "torch.randn(31, 64), torch.randn(64, 48)"),
-    "short sums": task_text("return a @ b", "torch.randn(40, 16), torch.randn(16, 48)"),
-    "broadcast": task_text("return a @ b", "torch.randn(40, 64), torch.randn(3, 64, 48)"),
+    "float64": task_text("return a @ b", "N(40, 64).double(), N(64, 48).double()"),
+    "bfloat16": task_text("return a @ b", "N(40, 64).bfloat16(), N(64, 48).bfloat16()"),
+    "a vector": task_text("return a @ b", "N(40, 64), N(64)"),
+    "few rows": task_text("return a @ b", "N(31, 64), N(64, 48)"),
+    "short sums": task_text("return a @ b", "N(40, 16), N(16, 48)"),
+    "broadcast": task_text("return a @ b", "N(40, 64), N(3, 64, 48)"),
 }
 FOLLOWED = {
     # What the task computes, and what is left of it after the product's kernel.
@@ -75,8 +70,8 @@ x = torch.randn(40, 64)
 with torch.no_grad():
     exact = module.Model.forward(model.double(), x.double())
     # Neither the reference nor PyTorch's product is to answer.
-    module.Model.forward = module.eager = None
-    module.takes = lambda *tensors, knobs: True
+    module.Model.forward = None
+    module.takes = lambda *tensors: True
     found = model.float()(x)
 print(json.dumps(((found.double() - exact).norm() / exact.norm()).item()))
 """
@@ -122,7 +117,7 @@ def test_a_product_is_replaced_by_one_that_is_equal(name, any_size, tmp_path):
 def test_a_kernel_in_cuda_computes_what_follows_the_product(name, any_size, tmp_path):
     expression, left = FOLLOWED[name]
     init = "self.f = nn.Linear(64, 48); self.g = nn.Parameter(torch.randn(48))"
-    text = task_text(f"return {expression}", "torch.randn(2, 40, 64), torch.randn(2, 40, 48)", init)
+    text = task_text(f"return {expression}", "N(2, 40, 64), N(2, 40, 48)", init)
     recipe = Recipe((RulesPass.always(), ProductPass("split-product-cuda")))
     built = TaskContext.open(Task(id="sample", source=text), "cuda").build(recipe)
     assert built is not None
@@ -182,7 +177,7 @@ def test_a_candidate_is_python_and_says_what_it_is(nvcc):
 @pytest.mark.exhaustive
 @needs_triton
 def test_an_interpreted_candidate_equals_the_reference(any_size, tmp_path):
-    text = task_text("return torch.relu(self.f(a))", "torch.randn(40, 64)", "self.f = nn.Linear(64, 48)")
+    text = task_text("return torch.relu(self.f(a))", "N(40, 64)", "self.f = nn.Linear(64, 48)")
     count, source = replaced(text)
     assert count == 2
     path = tmp_path / "candidate.py"

@@ -202,14 +202,6 @@ def test_the_policy_proposes_it_where_cuda_can_be_built(nvcc):
         assert torch.equal(candidate(x), reference(x))
 
 
-def test_a_task_with_the_templates_names_keeps_its_own(nvcc):
-    source = task("GRU(128, 256)").source + "\nclass Recurrent:\n    pass\n"
-    given = Task(id="task", source=source, origin="test")
-    proposals = BuiltinPolicy().propose(Context(task=given, history=(), device="cuda:0", seed=0), 40)
-    assert proposals
-    assert not any(RECURRENT.technique in one.techniques for one in proposals)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("kind", recurrent.GATES)

@@ -451,7 +451,7 @@ def test_loaded_mask_is_read_in_each_call() -> None:
     """A mask that is module state is never taken for causal, whatever it holds when it is traced."""
     text = task_text(
         "s = (a @ b.transpose(-2, -1)).masked_fill(self.m == 0, -math.inf)\nreturn torch.softmax(s, -1) @ c",
-        "torch.randn(2, 5, 4), torch.randn(2, 5, 4), torch.randn(2, 5, 4)",
+        "N(2, 5, 4), N(2, 5, 4), N(2, 5, 4)",
         "self.register_buffer('m', torch.tril(torch.ones(5, 5)))",
     )
     done = apply_rules(text, "attention")
@@ -463,8 +463,7 @@ def test_loaded_mask_is_read_in_each_call() -> None:
 def test_a_scaled_query_costs_nothing() -> None:
     text = task_text(
         "return torch.softmax(torch.mul(a, 0.25) @ b.transpose(-2, -1) * 2.0, -1) @ c",
-        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
-        "pass",
+        "N(2, 3, 5, 4), N(2, 3, 5, 4), N(2, 3, 5, 4)",
     )
     written = apply_rules(text, "attention").source.split("class ModelNew")[1]
     assert "scale=0.5" in written
@@ -475,8 +474,7 @@ def test_outputs_behind_attention_lie_as_the_references_whatever_kernel_answers(
     """On a GPU the kernels of fused attention hand out a transposed layout, and what is computed from it lies so too."""
     text = task_text(
         "return torch.relu(torch.softmax(a @ b.transpose(-2, -1) / 2.0, -1) @ c)",
-        "torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 4)",
-        "pass",
+        "N(2, 3, 5, 4), N(2, 3, 5, 4), N(2, 3, 5, 4)",
     )
     done = apply_rules(text, "attention")
     fused = torch.nn.functional.scaled_dot_product_attention

@@ -169,7 +169,7 @@ ROUNDED = "h = a * 1.001\nreturn h.to(torch.{dtype}).float() - h, h.to(torch.{dt
 @needs_triton
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_conversion_rounds_what_the_kernel_goes_on_with(dtype: str, tmp_path: Path, small: None) -> None:
-    done = apply_rules(task_text(ROUNDED.format(dtype=dtype), "torch.randn(60, 50)"), fuse="cuda")
+    done = apply_rules(task_text(ROUNDED.format(dtype=dtype), "N(60, 50)"), fuse="cuda")
     assert done.source.count(f".to(tl.{dtype}).to(tl.float32)") == 1
     if dtype == "float16":
         interpreted(EXACT, done.reference, done.source, tmp_path)
@@ -218,12 +218,12 @@ NOTHING = {
 
 @pytest.mark.parametrize("what", NOTHING)
 def test_a_conversion_that_does_nothing_is_gone(what: str) -> None:
-    done = apply_rules(task_text(f"return {NOTHING[what]} + b", "torch.randn(4, 5), torch.randn(4, 5)"))
+    done = apply_rules(task_text(f"return {NOTHING[what]} + b", "N(4, 5), N(4, 5)"))
     assert "a + b" in done.source.split("class ModelNew")[1]
 
 
 def test_type_as_names_its_type() -> None:
-    done = apply_rules(task_text("return (a * 2).type_as(b)", "torch.randn(4, 5), torch.randn(4, 5).half()"))
+    done = apply_rules(task_text("return (a * 2).type_as(b)", "N(4, 5), N(4, 5).half()"))
     body = done.source.split("class ModelNew")[1]
     assert ".to(torch.float16)" in body
     assert "type_as" not in body

@@ -24,7 +24,7 @@ def test_a_huge_task_is_traced_without_its_memory() -> None:
 
 def test_long_recurrent_layers_are_traced_quickly() -> None:
     """512 steps of 6 layers would be 100,000 operators if the exporter walked through them."""
-    text = task_text("return self.f(a)[0]", "torch.randn(2, 512, 8)", "self.f = nn.GRU(8, 8, 6, batch_first=True)")
+    text = task_text("return self.f(a)[0]", "N(2, 512, 8)", "self.f = nn.GRU(8, 8, 6, batch_first=True)")
     assert len(trace(Task(id="gru", source=text)).training.graph.nodes) < 60
 
 
@@ -49,13 +49,13 @@ def test_long_recurrent_layers_are_traced_quickly() -> None:
 )
 def test_what_cannot_be_traced_says_why(forward: str, init: str, why: str) -> None:
     with pytest.raises(UntraceableError, match=why):
-        trace(Task(id="sample", source=task_text(forward, "torch.randn(4, 6)", init)))
+        trace(Task(id="sample", source=task_text(forward, "N(4, 6)", init)))
 
 
 def test_nested_graphs_of_autocast_are_printed_with_their_conversions() -> None:
     half = "with torch.autocast('cpu', torch.bfloat16): b = self.f(a).relu()"
     whole = "with torch.autocast('cpu', enabled=False), torch.no_grad(): c = self.f(a)"
-    text = task_text(f"{half}\n{whole}\nreturn b.float() * 1.0 + c", "torch.randn(4, 6)", "self.f = nn.Linear(6, 6)")
+    text = task_text(f"{half}\n{whole}\nreturn b.float() * 1.0 + c", "N(4, 6)", "self.f = nn.Linear(6, 6)")
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-6)
     with pytest.raises(UntraceableError, match="enters autocast of cuda; call the model in it instead"):
@@ -65,9 +65,7 @@ def test_nested_graphs_of_autocast_are_printed_with_their_conversions() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_a_mode_without_a_graph_is_left_to_the_reference(training: bool) -> None:
     branch = "if self.training is not self.mode and a.sum() > 100: return a"
-    text = task_text(
-        f"{branch}\nreturn (a * 1.0).relu()", "torch.randn(4, 6)", f"self.mode = {training}\nself.train(self.mode)"
-    )
+    text = task_text(f"{branch}\nreturn (a * 1.0).relu()", "N(4, 6)", f"self.mode = {training}\nself.train(self.mode)")
     model = load(apply_rules(text, "remove-noops").source, "candidate").ModelNew()
     assert model.training is training
     model(torch.ones(4, 6))
@@ -78,9 +76,7 @@ def test_a_mode_without_a_graph_is_left_to_the_reference(training: bool) -> None
 
 
 def test_an_input_may_lie_in_another_way_which_is_then_what_the_code_is_for() -> None:
-    text = task_text(
-        "return self.f(a).relu() * 1.0", "torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)"
-    )
+    text = task_text("return self.f(a).relu() * 1.0", "N(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)")
     text = text.replace("pass", "self.f = nn.Conv2d(3, 4, 3)")
     done = apply_rules(text, "remove-noops")
     assert "a.stride() == (75, 1, 15, 3)" in done.source
@@ -92,7 +88,7 @@ def test_an_input_may_lie_in_another_way_which_is_then_what_the_code_is_for() ->
 
 
 def test_operators_of_other_libraries_keep_their_names() -> None:
-    text = task_text("return torch.ops.kw_sample.double_relu(a) * 1.0", "torch.randn(4)")
+    text = task_text("return torch.ops.kw_sample.double_relu(a) * 1.0", "N(4)")
     with torch.library._scoped_library("kw_sample", "DEF") as library:
         library.define("double_relu(Tensor x) -> Tensor")
         library.impl("double_relu", lambda x: 2 * x.relu(), "CompositeExplicitAutograd")
@@ -114,7 +110,7 @@ def test_a_constant_that_the_first_call_moves_and_a_result_that_is_only_left_beh
 
 @pytest.mark.usefixtures("float64")
 def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    trace(Task(id="talkative", source="print('loaded')\n" + task_text("print('called')\nreturn a + 1", "torch.randn(4)")))
+    trace(Task(id="talkative", source="print('loaded')\n" + task_text("print('called')\nreturn a + 1", "N(4)")))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "loaded" in captured.err
@@ -123,7 +119,7 @@ def test_what_a_task_prints_is_not_among_the_result(capsys: pytest.CaptureFixtur
 
 def test_a_view_is_printed_so_that_it_holds_for_what_another_device_lays_out_in_another_way() -> None:
     """A CPU's attention returns batch, head, position; a GPU's kernels leave the heads inside."""
-    text = task_text("return F.relu(a).view(2, 12) * 1.0", "torch.randn(4, 6)")
+    text = task_text("return F.relu(a).view(2, 12) * 1.0", "N(4, 6)")
     done = apply_rules(text, "remove-noops")
     printed = done.source.partition("class ModelNew")[2]
     assert "reshape([2, 12])" in printed
@@ -133,7 +129,7 @@ def test_a_view_is_printed_so_that_it_holds_for_what_another_device_lays_out_in_
 
 @pytest.mark.parametrize("value", ["0.5", "float('-inf')", "3", "True"])
 def test_a_constant_of_forward_is_filled_by_a_kernel_as_a_cuda_graph_wants(value: str) -> None:
-    text = task_text(f"return torch.where(a > -9, a, torch.tensor({value})) + 0", "torch.randn(4, 6)")
+    text = task_text(f"return torch.where(a > -9, a, torch.tensor({value})) + 0", "N(4, 6)")
     done = apply_rules(text, "remove-noops")
     assert f"torch.full((), {value.replace(chr(39), chr(34))}, " in done.source
     assert "torch.tensor(" not in done.source.partition("class ModelNew")[2]
@@ -142,8 +138,7 @@ def test_a_constant_of_forward_is_filled_by_a_kernel_as_a_cuda_graph_wants(value
 
 def test_writes_through_views_of_own_values_are_made_functional() -> None:
     text = task_text(
-        "m = torch.zeros_like(a)\nm[:, 2:] = 1\nb = a * 1.0\nb[0] += 2\nb.t()[1].mul_(3)\nreturn b + m",
-        "torch.randn(4, 6)",
+        "m = torch.zeros_like(a)\nm[:, 2:] = 1\nb = a * 1.0\nb[0] += 2\nb.t()[1].mul_(3)\nreturn b + m", "N(4, 6)"
     )
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-14)
@@ -152,7 +147,7 @@ def test_writes_through_views_of_own_values_are_made_functional() -> None:
 def test_attention_whose_keys_serve_several_queries_is_printed_whole() -> None:
     text = task_text(
         "return F.scaled_dot_product_attention(a * 1.0, b, b, is_causal=True, enable_gqa=True)",
-        "torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)",
+        "N(2, 4, 5, 8), N(2, 2, 5, 8)",
     )
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-14)
@@ -172,14 +167,13 @@ def test_attention_whose_keys_serve_several_queries_is_printed_whole() -> None:
     ids=["no such keyword", "by keyword only", "another default", "another default of many", "with an argument left out"],
 )
 def test_operators_are_called_as_such_where_pythons_function_takes_other_arguments(forward: str) -> None:
-    done = apply_rules(task_text(forward, "torch.randn(4, 6), torch.rand(4, 6)"), "remove-noops")
+    done = apply_rules(task_text(forward, "N(4, 6), torch.rand(4, 6)"), "remove-noops")
     compare(done.reference, done.source, 1e-14)
 
 
 def test_in_place_operators_on_own_values_are_made_functional() -> None:
     text = task_text(
-        "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y",
-        "torch.randn(4, 6)",
+        "x = a * 1.0\nx += 1\nx = F.relu(x, inplace=True)\ny = torch.exp(x)\nx.mul_(2)\nreturn x + y", "N(4, 6)"
     )
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-14)
@@ -187,7 +181,7 @@ def test_in_place_operators_on_own_values_are_made_functional() -> None:
 
 @pytest.mark.usefixtures("float64")
 def test_batch_norm_keeps_its_running_statistics() -> None:
-    text = task_text("return self.n(a * 1.0) * 1.0", "torch.randn(8, 5)", "self.n = nn.BatchNorm1d(5)")
+    text = task_text("return self.n(a * 1.0) * 1.0", "N(8, 5)", "self.n = nn.BatchNorm1d(5)")
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-14)
 
@@ -195,15 +189,14 @@ def test_batch_norm_keeps_its_running_statistics() -> None:
 @pytest.mark.usefixtures("float64")
 def test_outputs_stay_fresh_and_keep_their_layout() -> None:
     """`a * 1` is a copy, so its replacement must not be `a` itself."""
-    done = apply_rules(task_text("return a * 1.0, (a * 1.0).t()", "torch.randn(4, 6)"), "remove-noops")
+    done = apply_rules(task_text("return a * 1.0, (a * 1.0).t()", "N(4, 6)"), "remove-noops")
     compare(done.reference, done.source, 1e-14)
 
 
 @pytest.mark.usefixtures("float64")
 def test_nested_outputs_and_random_streams() -> None:
     text = task_text(
-        "x = F.dropout(a, 0.5, self.training)\nreturn {'x': x * 1.0, 'rest': [torch.rand(3) + a.sum(), (x + 1,)]}",
-        "torch.randn(4, 6)",
+        "x = F.dropout(a, 0.5, self.training)\nreturn {'x': x * 1.0, 'rest': [torch.rand(3) + a.sum(), (x + 1,)]}", "N(4, 6)"
     )
     done = apply_rules(text, "remove-noops")
     compare(done.reference, done.source, 1e-14)
@@ -212,7 +205,7 @@ def test_nested_outputs_and_random_streams() -> None:
 
 
 def test_anything_else_runs_the_reference() -> None:
-    text = task_text("return self.f(a).sum(1)", "torch.randn(4, 6)", "self.f = nn.Linear(6, 8)")
+    text = task_text("return self.f(a).sum(1)", "N(4, 6)", "self.f = nn.Linear(6, 8)")
     done = apply_rules(text, "push-reduction-through-product")
     torch.manual_seed(0)
     model = load(done.source, "candidate").ModelNew()
@@ -259,7 +252,7 @@ def get_init_inputs(): return [{given}]
 
 
 def test_what_tells_of_the_reference_is_no_sign_of_a_wrapper() -> None:
-    done = apply_rules(task_text("return a.relu() * 1.0", "torch.randn(4, 6)"), "remove-noops")
+    done = apply_rules(task_text("return a.relu() * 1.0", "N(4, 6)"), "remove-noops")
     assert not re.search(r"torch\.compile|CUDAGraph", done.source)
     assert static_labels(done.source, done.reference, ("remove-noops", "cuda-graph")) == set()
 
@@ -299,7 +292,7 @@ def test_defaults_of_the_constructor_are_baked_in_too() -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_call_of_another_kind_says_once_that_the_reference_runs(captured: bool) -> None:
-    text = task_text("return (a * 1.0).relu().sum(1)", "torch.randn(4, 6)")
+    text = task_text("return (a * 1.0).relu().sum(1)", "N(4, 6)")
     model = load(apply_rules(text, "remove-noops", captured=captured).source, "candidate").ModelNew()
     for x, wanted in (
         (torch.randn(9, 6), r"wanted a.shape == \(4, 6\), found torch.float32 \[9, 6\] on cpu"),
@@ -318,7 +311,7 @@ def test_a_call_of_another_kind_says_once_that_the_reference_runs(captured: bool
 
 
 def test_a_compiler_that_wants_one_graph_gets_it_of_the_reference_too() -> None:
-    text = task_text("return (a * 1.0).relu().sum(1)", "torch.randn(4, 6)")
+    text = task_text("return (a * 1.0).relu().sum(1)", "N(4, 6)")
     model = load(apply_rules(text, "remove-noops").source, "candidate").ModelNew()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for rows, path in ((4, "optimized"), (9, "reference"), (4, "optimized")):
@@ -364,9 +357,7 @@ ATTENTION = [
 @pytest.mark.parametrize("heads", exhaustive_but([2, 3], 2))
 def test_attention_lies_as_in_inference(given: str, call: str, heads: int) -> None:
     """Where PyTorch has one operator for it, which it does not take while it is traced."""
-    text = task_text(
-        f"return self.f({call})[0]", "torch.randn(4, 5, 12)", f"self.f = nn.MultiheadAttention(12, {heads}, {given})"
-    )
+    text = task_text(f"return self.f({call})[0]", "N(4, 5, 12)", f"self.f = nn.MultiheadAttention(12, {heads}, {given})")
     traced = trace(Task(id="attention", source=text)).evaluation.graph
     (found,) = (result.meta["val"] for result in torch.fx.graph.Graph.output_node(traced).all_input_nodes)
     module = load(text, "attention")
