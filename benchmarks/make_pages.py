@@ -39,9 +39,10 @@ from race_numbers import (
 )
 
 from kernelwright.contrastive.held_out import geomean
-from kernelwright.records import unpacked
+from kernelwright.records import RunDirectory, unpacked
 from kernelwright.records.decisions import CUT_SHORT
 from kernelwright.records.tables import statistics_of
+from kernelwright.rewrites.wrappers import ALL_BASELINES
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -68,6 +69,12 @@ MOST_NAMES = 3
 """Techniques of a task that a page's table names; the table beside the runs names all."""
 CAMPAIGNS = ("contrastive-h200", "contrastive-device-bound-h200")
 SASS = "sass-h200"
+MODELS = "models-h200"
+WHOLE_MODELS = {
+    "bert": ("BERT-base, 8 x 128 tokens", "bert-base-bfloat16"),
+    "resnet": ("ResNet-50, 32 images of 224 x 224", "resnet-50-bfloat16"),
+}
+"""Title and run directory of each whole model, by its name in `clock.jsonl`."""
 TODAY, MODULES = "kernelbench", ("modules", "modules-bf16")
 PLAIN = (
     "config.json",
@@ -519,6 +526,33 @@ def schedules(numbers: Numbers, page: Path) -> str:
     return table(["kernel", "original, us", "deployed", "by", *agents], rows)
 
 
+def model_lines() -> list[dict[str, Any]]:
+    """Of each whole model: its winner's evaluation, the best stock baseline beside it, and the other clock's line."""
+    clocks = (RESULTS / MODELS / "clock.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = []
+    for clock in map(json.loads, clocks):
+        name = WHOLE_MODELS[clock["model"]]
+        (winner,) = (one for one in RunDirectory(RESULTS / MODELS / name[1]).evaluations() if one.confirms)
+        stock = {key: ratio for key, ratio in winner.versus.items() if key in ALL_BASELINES}
+        best = min(stock, key=lambda key: stock[key][0])
+        lines.append({"name": name[0], "winner": winner, "best": best, "over_best": stock[best], "clock": clock})
+    return lines
+
+
+def models(numbers: Numbers, page: Path) -> str:
+    """Whole models in bfloat16."""
+    head = ["model, bfloat16, H200", "winner", "best stock baseline", "over it", "over eager",
+            "over `reduce-overhead`, another clock", "search, s"]  # fmt: skip
+    rows = []
+    for line in model_lines():
+        winner, us, (over, low, high) = line["winner"], line["clock"]["median_us"], line["over_best"]
+        eager = f"{winner.speedup:.2f} ({winner.speedup_low:.2f} to {winner.speedup_high:.2f})"
+        cells = [line["name"], ", ".join(winner.techniques), f"`{line['best']}`"]
+        cells += [f"**{over:.2f} ({low:.2f} to {high:.2f})**", eager]
+        rows.append([*cells, f"{us['reduce-overhead'] / us['ours']:.2f}", f"{line['clock']['search_s']:.0f}"])
+    return table(head, rows, 3)
+
+
 def judge(numbers: Numbers, page: Path) -> str:
     """How far the judge's numbers can be relied on, and how fast it is."""
     alike, again = numbers.summary["references_alike"], numbers.summary["repeated"]
@@ -547,19 +581,18 @@ def headlines(numbers: Numbers, page: Path) -> str:
     """The README's results."""
     second, sass = reading(f"{CAMPAIGNS[1]}/summary.json"), reading(f"{SASS}/summary.json")
     best = {suite: mean(map(against_best, rows), "x") for suite, rows in numbers.suites.items()}
-    right = sum(row["kept"]["kernelbench"] for row in numbers.released.values())
     where = {suite: gpus(numbers.runs(suite)) for suite in SUITES}
     held_out, over_grpo = second["held_out_tasks"], ended(second, "contrastive_over_vanilla_grpo", "x")
     modules = f"{best['modules']} in float32; {best['modules-bf16']} in bfloat16: no gain shown"
-    kernelbench, release = (link(page, f"../docs/{name}.md", "page") for name in ("kernelbench", "cuda-l1-release"))
+    kernelbench = link(page, "../docs/kernelbench.md", "page")
     rows = [
         [f"KernelBench, all {len(numbers.suites[TODAY])} tasks, {where[TODAY]}", f"**{best[TODAY]}**", kernelbench],
         [f"the same tasks at CUDA-L1's shapes, {where[THEIRS]}", f"**{best[THEIRS]}**", kernelbench],
         [f"20 modules of torchvision and transformers, {where['modules']}", modules, kernelbench],
         [
-            f"{len(numbers.released)} kernels that CUDA-L1 released",
-            f"{right} are right; {len(beating(numbers))} beat the best stock baseline",
-            release,
+            "whole models in bfloat16, H200",
+            "; ".join(f"{line['name'].partition(',')[0]} **{line['over_best'][0]:.2f}x**" for line in model_lines()),
+            link(page, "../docs/models-end-to-end.md", "page"),
         ],
         [
             f"contrastive RL over vanilla GRPO, {held_out} held-out tasks, H100",
@@ -610,12 +643,14 @@ BLOCKS: Mapping[str, Callable[[Numbers, Path], str]] = {
     "kernel-runs": kernel_runs,
     "training": training,
     "schedules": schedules,
+    "models": models,
     "index": index,
     **{suite: told(suite) for suite in SUITES},
 }
 PAGES = (
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("results", "kernelbench", "cuda-l1-release", "training", "assembly-game")),
+    ROOT / "docs" / "models-end-to-end.md",
     RESULTS / "README.md",
     RACES / "README.md",
 )
