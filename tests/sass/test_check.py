@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 
-from kernelwright.sass import CubinError, Instruction, Schedule, check, check_report
+from kernelwright.sass import CubinError, Instruction, Neighbourhood, Schedule, ScoreboardEdit, check, check_report
 from kernelwright.sass import load as load_program
 from kernelwright.sass.latency import (
     Dependence,
@@ -221,12 +222,52 @@ def test_dropped_waits(architecture):
 def test_dropped_and_changed_scoreboards(architecture):
     sample = build("sgemm", architecture)
     controls = [i.control for i in sample.kernel.instructions]
-    write = next(i for i, c in enumerate(controls) if c.write_barrier is not None)
+    write = next(
+        i for i, c in enumerate(controls) if c.write_barrier is not None and sample.kernel.instructions[i].opcode == "LDS"
+    )
     read = next(i for i, c in enumerate(controls) if c.read_barrier is not None)
     dropped = {write: {"write_barrier": None}, read: {"read_barrier": None}}
     assert write != read
     assert {"write-barrier", "read-barrier"} <= kinds(sample, sample.with_controls(dropped))
-    assert "write-barrier" in kinds(sample, sample.with_control(write, write_barrier=5 - controls[write].write_barrier))
+    others = [sample.with_control(write, write_barrier=n) for n in range(6) if n != controls[write].write_barrier]
+    assert "wait" in set().union(*(kinds(sample, other) for other in others))
+
+
+@pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))
+def test_every_wait_for_a_scoreboard_assigned_anew_is_needed(architecture):
+    sample = build("sgemm", architecture)
+    schedule = Schedule(sample.kernel)
+    rng = random.Random(2)
+    before = [i.control.wait_mask for i in sample.kernel.instructions]
+    for _ in range(20):
+        schedule.play(Neighbourhood(kinds=("scoreboard",)).draw(schedule, rng))
+        added = [slot for slot, control in enumerate(schedule.controls()) if control.wait_mask != before[slot]]
+        # A store or a barrier may order more than the registers that it reads.
+        anchors = [slot for slot in added if sample.kernel.instructions[slot].traits.is_sync]
+        if anchors and len(added) > len(anchors):
+            break
+    assert anchors
+    words = schedule.words()
+    assert kinds(sample, sample.with_words(words)) == set()
+    for slot in added:
+        control = replace(schedule.control(slot), wait_mask=before[slot])
+        mutated = [control.encode(word) if i == slot else word for i, word in enumerate(words)]
+        assert "wait" in kinds(sample, sample.with_words(mutated))
+
+
+def test_a_scoreboard_that_is_counted_or_crowded_is_not_taken():
+    sample = build("gemm_leakyrelu", 80)
+    instructions = sample.kernel.instructions
+    counted = {int(i.operands[0][2:]) for i in instructions if i.opcode == "DEPBAR"}
+    loads = [i for i, it in enumerate(instructions) if it.control.write_barrier is not None and i not in sample.kernel.fixed]
+    free = next(i for i in loads if instructions[i].control.write_barrier not in counted)
+    assert "write-barrier" in kinds(sample, sample.with_control(free, write_barrier=min(counted)))
+    assert not Schedule(sample.kernel).is_legal(
+        ScoreboardEdit(free, 0, instructions[free].control.write_barrier ^ min(counted))
+    )
+    waits = {i: {"wait_mask": 63} for i in range(len(instructions))}
+    one = {i: waits[i] | {"write_barrier": 5} for i in loads}
+    assert "write-barrier" in kinds(sample, sample.with_controls(waits | one))
 
 
 @pytest.mark.parametrize("architecture", exhaustive_but(ARCHITECTURES, 90))

@@ -29,7 +29,7 @@ def test_the_same_schedule_gives_the_same_cycles():
     schedule = Schedule(build("rmsnorm", 80).kernel)
     play_random(schedule, random.Random(1), 50)
     assert simulate(schedule, 80) == simulate(schedule.copy(), 80)
-    before = simulate(Schedule(schedule.kernel), 80)
+    before = simulate(Schedule(schedule.original), 80)
     while schedule.history:
         schedule.undo()
     assert simulate(schedule, 80) == before

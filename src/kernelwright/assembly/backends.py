@@ -104,8 +104,8 @@ class CostFunction(ABC):
     def measure(self, schedule: Schedule) -> Measurement:
         """Return the cost of a schedule beside that of its kernel's original."""
         known = self._baseline
-        if known is None or known[0] is not schedule.kernel:
-            known = self._baseline = schedule.kernel, self.cost(Schedule(schedule.kernel))
+        if known is None or known[0] is not schedule.original:
+            known = self._baseline = schedule.original, self.cost(Schedule(schedule.original))
         return Measurement(Status.MEASURED, self.cost(schedule), known[1])
 
 

@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelwright.sass import AnyMove, Block, HintEdit, Move, ReuseEdit, Schedule, StallEdit, YieldEdit, move_to_json
+from kernelwright.sass import (
+    AnyMove,
+    Block,
+    HintEdit,
+    Move,
+    ReuseEdit,
+    Schedule,
+    ScoreboardEdit,
+    StallEdit,
+    YieldEdit,
+    move_to_json,
+)
 from kernelwright.sass.instruction import hint_bits, hint_name
 from kernelwright.sass.neighbours import loop_slots
 from kernelwright.sass.reuse import OPERAND_SLOTS
@@ -19,6 +30,7 @@ from kernelwright.sass.reuse import OPERAND_SLOTS
 MOST_GROUPS = 24
 """More groups than these are joined before they are left out one by one; our choice, since each is measured."""
 _CROSSED_SHOWN = 8
+_FILE_STEP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +39,10 @@ class Change:
 
     Attributes:
         index: the instruction, by its place in the original.
-        kind: `move`, `stall`, `yield`, `reuse` or `hint`.
+        kind: `move`, `stall`, `yield`, `reuse`, `hint` or `scoreboard`.
         behind: the instruction that a move leads behind, None for the front of its block.
         ahead: the instruction that a move leads before, None for the end of its block.
-        amount: cycles of a stall, operand of a reuse, flips of a hint.
+        amount: cycles of a stall, operand of a reuse, flips of a hint or of a scoreboard; 8 more for that of the sources.
     """
 
     index: int
@@ -50,6 +62,8 @@ class Change:
             return ReuseEdit(slot, self.amount)
         if self.kind == "hint":
             return HintEdit(slot, self.amount)
+        if self.kind == "scoreboard":
+            return ScoreboardEdit(slot, *divmod(self.amount, _FILE_STEP))
         block = _block_of(schedule, self.index)
         first = block.start if self.behind is None else schedule.slot_of(self.behind) + 1
         last = block.stop - 1 if self.ahead is None else schedule.slot_of(self.ahead) - 1
@@ -66,13 +80,16 @@ class Change:
 
 
 def steps_to(schedule: Schedule) -> list[Change]:
-    """Return few steps from the original to a schedule, moves first, in an order that can be played.
+    """Return few steps from the original to a schedule, scoreboards and moves first, in an order that can be played.
 
     The list is empty when no such order was found; the schedule's own history still leads there.
     """
     remaining = _moved(schedule)
-    trial = Schedule(schedule.kernel)
+    trial = Schedule(schedule.original)
     found: list[Change] = []
+    edits = _edits(schedule)
+    # Other waits let instructions pass; an assignment that a new order needs first is made after the moves.
+    late = [step for step in edits if step.kind != "scoreboard" or not _is_played(step, trial, found)]
     while remaining:
         left: list[int] = []
         unplaced = set(remaining)
@@ -82,21 +99,26 @@ def steps_to(schedule: Schedule) -> list[Change]:
             if move is None:
                 unplaced.discard(index)
                 continue
-            if not trial.is_legal(move):
+            if not _is_played(step, trial, found):
                 left.append(index)
                 continue
-            trial.play(move)
             unplaced.discard(index)
-            found.append(step)
         if len(left) == len(remaining):
             return []
         remaining = left
-    for step in _edits(schedule):
-        move = step.move_on(trial)
-        if move is not None and trial.is_legal(move):
-            trial.play(move)
-            found.append(step)
+    for step in late:
+        _is_played(step, trial, found)
     return found if trial.words() == schedule.words() else []
+
+
+def _is_played(step: Change, trial: Schedule, found: list[Change]) -> bool:
+    """Play a step and note it, if it is legal; return whether it is."""
+    move = step.move_on(trial)
+    if move is None or not trial.is_legal(move):
+        return False
+    trial.play(move)
+    found.append(step)
+    return True
 
 
 def _placing(schedule: Schedule, index: int, unplaced: set[int]) -> Change:
@@ -156,12 +178,17 @@ def _edits(schedule: Schedule) -> list[Change]:
         steps += [Change(index, "reuse", amount=k) for k in OPERAND_SLOTS if edit.flips_reuse >> k & 1]
         if edit.flips_hint:
             steps.append(Change(index, "hint", amount=edit.flips_hint))
+        steps += [
+            Change(index, "scoreboard", amount=file * _FILE_STEP + flips)
+            for file, flips in enumerate(edit.flips_scoreboard)
+            if flips
+        ]
     return steps
 
 
 def played(schedule: Schedule, steps: Sequence[Change]) -> tuple[Schedule, int]:
     """Return a fresh schedule with these steps played on it, and the number of illegal ones, which are left out."""
-    fresh = Schedule(schedule.kernel)
+    fresh = Schedule(schedule.original)
     refused = 0
     for step in steps:
         move = step.move_on(fresh)
@@ -249,7 +276,7 @@ def _crossed(schedule: Schedule, index: int) -> list[int]:
 
 def side_by_side(schedule: Schedule) -> list[dict[str, Any]]:
     """Return every block that has changed: its listing before and after, line by line."""
-    kernel = schedule.kernel
+    kernel = schedule.original
     inside = loop_slots(kernel)
     moved = set(_moved(schedule))
     controls = schedule.controls()

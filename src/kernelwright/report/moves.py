@@ -18,6 +18,7 @@ from kernelwright.report.page import asset, fill, flattened, write_page
 KIND = "sass optimize"
 """`kind` in the `config.json` of such a run."""
 _INSTRUCTION_BYTES = 16
+_FLIPS = 7
 _CURVE = "Best speedup seen by each agent against the number of schedules it has measured."
 _MOST_POINTS = 400
 
@@ -133,6 +134,8 @@ def _sentence(change: dict[str, Any]) -> str:
         return f"{change['amount']} more cycles of stall at {at}:"
     if change["kind"] == "yield":
         return f"yield flipped at {at}:"
+    if change["kind"] == "scoreboard":
+        return f"other scoreboard {'of its sources ' if change['amount'] > _FLIPS else ''}at {at}:"
     if change["kind"] == "hint":
         return f"cache hint {change['hint']} at {at}:"
     return f"reuse of operand {'abc'[change['amount']]} flipped at {at}:"

@@ -32,14 +32,14 @@ from kernelwright.sass.latency import (
 )
 from kernelwright.sass.program import Disassembler, Kernel, assemble_program
 from kernelwright.sass.reuse import OPERAND_SLOTS, may_keep, reuse_spans, same_run
-from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, settle_cycles
+from kernelwright.sass.scoreboards import Token, TokenKind, analyse_scoreboards, crowded, may_not_count, settle_cycles
 
 _CONTROL_RULES = {
     "pinned": "takes part in a move of a pinned slot",
     "control": "has a control word with no encoding, or drains the pipeline where the other does not",
     "stall": "synchronises or is pinned, and stalls less than before",
-    "write-barrier": "has another write scoreboard",
-    "read-barrier": "has another read scoreboard",
+    "write-barrier": "has a write scoreboard that it may not have",
+    "read-barrier": "has a read scoreboard that it may not have",
     "wait": "no longer waits as before",
     "yield": "yields, or no longer does, with a stall so short that the yield itself may cost a cycle",
     "hint": "has a cache hint that may change its meaning",
@@ -213,8 +213,8 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
             "pinned": index != slot and (index in old.fixed or slot in old.fixed),
             "control": a != b and (not b.is_encodable() or (a.stall == 0) != (b.stall == 0)),
             "stall": b.stall < a.stall and (index in old.fixed or old.instructions[index].traits.is_sync),
-            "write-barrier": a.write_barrier != b.write_barrier,
-            "read-barrier": a.read_barrier != b.read_barrier,
+            "write-barrier": _counts_wrongly(old, index, a.write_barrier, b.write_barrier),
+            "read-barrier": _counts_wrongly(old, index, a.read_barrier, b.read_barrier),
             "wait": a.wait_mask & ~b.wait_mask,
             "yield": a.yields != b.yields and b.stall < LEAST_STALL_TO_YIELD,
             "hint": before.hint != after.hint
@@ -227,7 +227,15 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
             if is_broken
         ]
     violations += _pinned_crossings(old, order)
+    if crowded(old, new.instructions):
+        detail = "more instructions of a block count on one scoreboard than in any block of the original"
+        violations.append(Violation("write-barrier", 0, detail))
     return violations
+
+
+def _counts_wrongly(old: Kernel, index: int, before: int | None, after: int | None) -> bool:
+    """Whether an instruction counts on a scoreboard on which it may not; the waits are proven apart."""
+    return before != after and (before is None or after is None or may_not_count(old, index, after))
 
 
 def _keeps_wrongly(new: Kernel, slot: int, explained: int, ends: set[int]) -> bool:
@@ -337,6 +345,11 @@ def _scoreboard_violations(old: Kernel, new: Kernel, order: list[int]) -> list[V
     hasty = analyse_scoreboards(new.instructions, old.blocks).unprotected
     after = analyse_scoreboards(new.instructions, old.blocks, settle)
     violations = []
+    for token, anchor in after.outstanding:
+        if (Token(order[token.producer], token.kind), order[anchor]) in before.cleared:
+            p, c = new.instructions[token.producer], new.instructions[anchor]
+            detail = f"`{c.text}` no longer waits for `{p.text}` at {p.address:#x}, and may order more than registers"
+            violations.append(Violation("wait", c.address, detail))
     for producer, access in after.overlapping:
         if (order[producer], order[access]) not in before.overlapping:
             p, c = new.instructions[producer], new.instructions[access]

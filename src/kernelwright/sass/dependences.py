@@ -77,6 +77,8 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     """Derive the constraints of every block of a kernel."""
     instructions = kernel.instructions
     facts = analyse_scoreboards(instructions, kernel.blocks)
+    assembled = kernel.assembled
+    known = facts if assembled is None else analyse_scoreboards(assembled.instructions, kernel.blocks)
     strange = frozenset().union(*(i.uses | i.defs for i in instructions if has_unknown_latency(i)))
     remaining = _remaining_at_entry(kernel, strange)
     operations, spacings = _numbered_operations(kernel)
@@ -84,7 +86,7 @@ def constrain(kernel: Kernel) -> tuple[BlockConstraints, ...]:
     owner = [block.index for block in kernel.blocks for _ in range(block.start, block.stop)]
     # What protects such a pair is not known, so nothing in its blocks is touched.
     frozen = {owner[i] for producer, consumer, _ in facts.unprotected for i in (producer, consumer)}
-    for u, v, cycles in _scoreboard_order(instructions, facts):
+    for u, v, cycles in _scoreboard_order(instructions, facts, known):
         if owner[u] == owner[v] and u < v:
             by_block[owner[u]].append((u, v, cycles))
     result = []
@@ -131,10 +133,16 @@ def accesses(instructions: Sequence[Instruction], order: Sequence[int]) -> Itera
             readers.setdefault(name, []).append(i)
 
 
-def _scoreboard_order(instructions: Sequence[Instruction], facts: ScoreboardFacts) -> Iterator[tuple[int, int, int]]:
-    """Yield (earlier, later, cycles) for producers before waiters, and waiters before what relies on the wait."""
-    for (token, waiter), age in facts.cleared.items():
-        yield token.producer, waiter, min(age, settle_cycles(instructions[token.producer]))
+def _scoreboard_order(
+    instructions: Sequence[Instruction], facts: ScoreboardFacts, known: ScoreboardFacts
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (earlier, later, cycles) for producers before waiters, and waiters before what relies on the wait.
+
+    The assembler's own distances, `known`, are enough for its own waits.
+    """
+    for token, waiter in facts.cleared:
+        enough = settle_cycles(instructions[token.producer])
+        yield token.producer, waiter, min(known.cleared.get((token, waiter), enough), enough)
     for waiter, consumer in facts.relied:
         yield waiter, consumer, 1
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelwright.sass.instruction import hint_flips
+from kernelwright.sass.instruction import NO_SCOREBOARD_CODE, hint_flips
 from kernelwright.sass.program import Block, Kernel
 from kernelwright.sass.reuse import OPERAND_SLOTS
 from kernelwright.sass.schedule import (
@@ -18,6 +18,7 @@ from kernelwright.sass.schedule import (
     Move,
     ReuseEdit,
     Schedule,
+    ScoreboardEdit,
     StallEdit,
     YieldEdit,
 )
@@ -27,6 +28,8 @@ _FARTHEST_CLUSTER = 16
 _TRIES_PER_KIND = 8
 """A kind that is seldom legal gets this many tries, or the others would crowd it out."""
 _STALL_STEPS = (-2, -1, 1, 2)
+_SCOREBOARD_SHARE = 0.125
+"""Share of such draws that are made: the constraints of all blocks are derived anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,19 @@ def _hint(schedule: Schedule, slot: int, rng: random.Random, _reach: int | None)
     return HintEdit(chosen, wanted ^ schedule.edit_of(schedule.order[chosen]).flips_hint)
 
 
+def _scoreboard(schedule: Schedule, slot: int, rng: random.Random, _reach: int | None) -> AnyMove | None:
+    """Draw another scoreboard for the next instruction behind `slot` that counts on one, for a share of the calls."""
+    if rng.random() > _SCOREBOARD_SHARE:
+        return None
+    kernel = schedule.kernel
+    for chosen in schedule.movable_slots:
+        control = kernel.instructions[schedule.order[chosen]].control
+        files = [file for file, number in enumerate((control.write_barrier, control.read_barrier)) if number is not None]
+        if chosen >= slot and files:
+            return ScoreboardEdit(chosen, rng.choice(files), rng.randint(1, NO_SCOREBOARD_CODE))
+    return None
+
+
 _Draw = Callable[[Schedule, int, random.Random, int | None], AnyMove | None]
 _DRAWS: dict[str, _Draw] = {
     "move": _move,
@@ -121,6 +137,7 @@ _DRAWS: dict[str, _Draw] = {
     "yield": lambda _schedule, slot, _rng, _reach: YieldEdit(slot),
     "reuse": lambda _schedule, slot, rng, _reach: ReuseEdit(slot, rng.choice(OPERAND_SLOTS)),
     "hint": _hint,
+    "scoreboard": _scoreboard,
 }
 
 

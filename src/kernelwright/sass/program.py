@@ -42,6 +42,7 @@ class Kernel:
         blocks: basic blocks in address order, covering every instruction once.
         fixed: indices of instructions that must stay at their address: they transfer control, name a code address,
         stand in a side table, or are not understood.
+        assembled: the kernel as the assembler wrote it, where scoreboards were assigned anew.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Kernel:
     instructions: tuple[Instruction, ...]
     blocks: tuple[Block, ...]
     fixed: frozenset[int]
+    assembled: Kernel | None = None
 
 
 @dataclass(frozen=True, slots=True)

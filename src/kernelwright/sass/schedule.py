@@ -20,12 +20,15 @@ from kernelwright.sass.instruction import (
     LEAST_STALL_TO_YIELD,
     MAX_STALL,
     MAX_STALL_WITHOUT_YIELD,
+    NO_SCOREBOARD_CODE,
+    SCOREBOARDS,
     ControlWord,
     hint_bits,
     hint_flips,
 )
 from kernelwright.sass.program import Kernel, Program
 from kernelwright.sass.reuse import OPERAND_SLOTS, allows_reuse, may_keep, reuse_spans, same_run
+from kernelwright.sass.scoreboards import reassign
 
 _NOTHING_EXTRA: Mapping[int, int] = {}
 
@@ -185,7 +188,20 @@ class HintEdit:
     flips: int
 
 
-AnyMove = Move | ClusterMove | StallEdit | YieldEdit | ReuseEdit | HintEdit
+@dataclass(frozen=True, slots=True)
+class ScoreboardEdit:
+    """Flip bits of the number of the scoreboard on which the instruction in `slot` counts.
+
+    Attributes:
+        file: 0 for the scoreboard of its result, 1 for that of reading its sources.
+    """
+
+    slot: int
+    file: int
+    flips: int
+
+
+AnyMove = Move | ClusterMove | StallEdit | YieldEdit | ReuseEdit | HintEdit | ScoreboardEdit
 _KINDS: dict[str, type[AnyMove]] = {
     "move": Move,
     "cluster": ClusterMove,
@@ -193,6 +209,7 @@ _KINDS: dict[str, type[AnyMove]] = {
     "yield": YieldEdit,
     "reuse": ReuseEdit,
     "hint": HintEdit,
+    "scoreboard": ScoreboardEdit,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 MOVE_KINDS = tuple(_KINDS)
@@ -244,12 +261,14 @@ class Edit:
         flips_yield: whether it yields where the original does not, or the other way round.
         flips_reuse: mask of operands that are kept where they would not be, or the other way round.
         flips_hint: bits of the cache hint that differ from the original's.
+        flips_scoreboard: bits of the numbers of its scoreboards that differ: of the result, of reading its sources.
     """
 
     extra_stall: int = 0
     flips_yield: bool = False
     flips_reuse: int = 0
     flips_hint: int = 0
+    flips_scoreboard: tuple[int, int] = (0, 0)
 
 
 _NO_EDIT = Edit()
@@ -259,13 +278,14 @@ class Schedule:
     """Current order and timing of one kernel.
 
     Attributes:
+        original: the kernel as the assembler wrote it.
+        kernel: the same with the scoreboards of this schedule.
         order: for each slot, the index of the original instruction in it.
         history: moves played, oldest first.
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.constraints: tuple[BlockConstraints, ...] = constrain(kernel)
+        self.original = kernel
         self.order: list[int] = list(range(len(kernel.instructions)))
         self.history: list[AnyMove] = []
         self._edits: dict[int, Edit] = {}
@@ -273,6 +293,11 @@ class Schedule:
         self._stalls: list[int] = [i.control.stall for i in kernel.instructions]
         self._spans = reuse_spans(kernel)
         self._keepable_of: dict[tuple[int, int], int] = {}
+        self._adopt(kernel)
+
+    def _adopt(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.constraints: tuple[BlockConstraints, ...] = constrain(kernel)
         self._segment_of: dict[int, tuple[BlockConstraints, int, int]] = {
             slot: (constraints, start, stop)
             for constraints in self.constraints
@@ -484,6 +509,8 @@ class Schedule:
             if move.flips <= 0 or (flips and flips not in hint_flips(self.kernel.instructions[index])):
                 return None
             return _Outcome(self._segment_of[move.slot][0], None, None, index, replace(edit, flips_hint=flips))
+        if isinstance(move, ScoreboardEdit):
+            return self._recounted(index, edit, move)
         if isinstance(move, YieldEdit):
             changed = replace(edit, flips_yield=not edit.flips_yield)
         elif move.operand in OPERAND_SLOTS:
@@ -493,6 +520,36 @@ class Schedule:
         if must_change and self._control(move.slot, edit) == self._control(move.slot, changed):
             return None
         return _Outcome(self._segment_of[move.slot][0], None, None, index, changed)
+
+    def _recounted(self, index: int, edit: Edit, move: ScoreboardEdit) -> _Outcome | None:
+        if move.file not in (0, 1) or move.flips not in range(1, NO_SCOREBOARD_CODE + 1):
+            return None
+        flips = list(edit.flips_scoreboard)
+        flips[move.file] ^= move.flips
+        changed = replace(edit, flips_scoreboard=(flips[0], flips[1]))
+        assignments = set()
+        for i, other in (self._edits | {index: changed}).items():
+            control = self.original.instructions[i].control
+            for file, number in enumerate((control.write_barrier, control.read_barrier)):
+                if other.flips_scoreboard[file] and number is not None:
+                    assignments.add((i, bool(file), number ^ other.flips_scoreboard[file]))
+                elif other.flips_scoreboard[file]:
+                    return None
+        if any(number not in SCOREBOARDS for *_, number in assignments):
+            return None
+        kernel = reassign(self.original, frozenset(assignments))
+        if kernel is None:
+            return None
+        stalls: list[int] = []
+        for constraints in constrain(kernel):
+            block = constraints.block
+            order = self.order[block.start : block.stop]
+            is_ordered = all(self._slot[u] < self._slot[v] for v in order for u in constraints.predecessors[v])
+            timed = retime(order, constraints, self._extra(constraints)) if is_ordered else None
+            if timed is None:
+                return None
+            stalls += timed
+        return _Outcome(self._segment_of[move.slot][0], None, stalls, index, changed, kernel)
 
     def _fits(self, move: ClusterMove) -> bool:
         """Whether dependences let the run go there."""
@@ -530,12 +587,15 @@ class Schedule:
 
     def _apply(self, outcome: _Outcome) -> None:
         block = outcome.constraints.block
+        if outcome.kernel is not None:
+            self._adopt(outcome.kernel)
+            self._stalls = list(outcome.stalls or ())
+        elif outcome.stalls is not None:
+            self._stalls[block.start : block.stop] = outcome.stalls
         if outcome.order is not None:
             self.order[block.start : block.stop] = outcome.order
             for slot, index in enumerate(outcome.order, block.start):
                 self._slot[index] = slot
-        if outcome.stalls is not None:
-            self._stalls[block.start : block.stop] = outcome.stalls
         if outcome.index is not None and outcome.edit is not None:
             if outcome.edit == _NO_EDIT:
                 self._edits.pop(outcome.index, None)
@@ -545,10 +605,14 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Effect of a legal move: the new order and stalls of one block, and one instruction's edit; None is as before."""
+    """Effect of a legal move: the new order and stalls of one block, and one instruction's edit; None is as before.
+
+    With a new `kernel` the stalls are those of all its blocks.
+    """
 
     constraints: BlockConstraints
     order: list[int] | None
     stalls: list[int] | None
     index: int | None
     edit: Edit | None
+    kernel: Kernel | None = None

@@ -11,9 +11,12 @@ relies on it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
+from typing import Any
 
 from kernelwright.sass.instruction import Instruction
 from kernelwright.sass.latency import (
@@ -23,7 +26,7 @@ from kernelwright.sass.latency import (
     vouches_for,
     vouches_for_result,
 )
-from kernelwright.sass.program import Block, Worklist
+from kernelwright.sass.program import Block, Kernel, Worklist
 
 SETTLE_CYCLES = 2
 """A scoreboard counts an instruction only from this many cycles after its issue."""
@@ -66,15 +69,21 @@ class ScoreboardFacts:
         relied: (waiter, consumer) in one block: the consumer relies on the waiter having waited.
         overlapping: (producer, access): a memory access issues while a fence, an atomic operation or a strong load may
         not be complete. Where the assembler allows that, it is fine.
+        outstanding: (token, anchor): the token may be outstanding when a fence, a store, a synchronising or a control
+        instruction issues.
     """
 
     unprotected: set[tuple[int, int, TokenKind]] = field(default_factory=set)
     cleared: dict[tuple[Token, int], int] = field(default_factory=dict)
     relied: set[tuple[int, int]] = field(default_factory=set)
     overlapping: set[tuple[int, int]] = field(default_factory=set)
+    outstanding: set[tuple[Token, int]] = field(default_factory=set)
 
 
 _State = dict[Token, _Pending]
+
+Assignment = tuple[int, bool, int]
+"""Instruction, whether its read scoreboard is meant, and the number of the scoreboard."""
 
 
 Settle = Callable[[Token, int], int]
@@ -106,6 +115,80 @@ def analyse_scoreboards(
     for block in blocks:
         _collect(instructions, block, _copy(entry.get(block.index, {})), settle, facts)
     return facts
+
+
+@lru_cache(maxsize=256)
+def reassign(kernel: Kernel, assignments: frozenset[Assignment]) -> Kernel | None:
+    """Return the kernel with other scoreboards and the waits that they need, or None if the model does not explain it.
+
+    No wait is dropped. A consumer that is left without one gets a wait for the scoreboard that now counts its producer.
+    """
+    if not assignments:
+        return kernel
+    instructions = list(kernel.instructions)
+    for index, is_read, number in assignments:
+        changed = {"read_barrier" if is_read else "write_barrier": number}
+        instructions[index] = _recontrolled(instructions[index], **changed)
+    before = analyse_scoreboards(kernel.instructions, kernel.blocks)
+    if any(may_not_count(kernel, index, number) for index, _, number in assignments) or crowded(kernel, instructions):
+        return None
+    while True:
+        facts = analyse_scoreboards(instructions, kernel.blocks)
+        missing = {(Token(producer, kind), consumer) for producer, consumer, kind in facts.unprotected - before.unprotected}
+        missing |= facts.outstanding & before.cleared.keys()
+        for producer, access in facts.overlapping - before.overlapping:
+            missing |= {(token, access) for token in tokens_of(instructions[producer], producer)}
+        if not missing:
+            break
+        # A wait of the first consumer behind the producer may do for the others.
+        first = min(missing, key=lambda pair: (pair[1] <= pair[0].producer, pair[1]))
+        for token, consumer in (pair for pair in missing if pair[1] == first[1]):
+            mask = tokens_of(instructions[token.producer], token.producer)[token]
+            waits = instructions[consumer].control.wait_mask
+            if not mask or waits & mask == mask:
+                return None
+            instructions[consumer] = _recontrolled(instructions[consumer], wait_mask=waits | mask)
+    block_of = {i: block.index for block in kernel.blocks for i in range(block.start, block.stop)}
+    for (token, waiter), age in facts.cleared.items():
+        is_new = (token, waiter) not in before.cleared
+        # Inside a block new distances are kept; over its edges only the assembler's are.
+        crosses = block_of[token.producer] != block_of[waiter] or waiter <= token.producer
+        if is_new and crosses and age < settle_cycles(instructions[token.producer]):
+            return None
+    return replace(kernel, instructions=tuple(instructions), assembled=kernel)
+
+
+def _recontrolled(instruction: Instruction, **changes: Any) -> Instruction:
+    control = replace(instruction.control, **changes)
+    return replace(instruction, control=control, word=control.encode(instruction.word))
+
+
+def may_not_count(kernel: Kernel, index: int, number: int) -> bool:
+    """Whether an instruction may not count on another scoreboard: it is fixed or synchronises, or a DEPBAR counts there.
+
+    A DEPBAR with a count relies on which operations are on its scoreboard, and in which order they end.
+    """
+    instruction = kernel.instructions[index]
+    own = {instruction.control.write_barrier, instruction.control.read_barrier, number}
+    named = {i.operands[0] for i in kernel.instructions if i.opcode == "DEPBAR" and i.operands}
+    return (
+        index in kernel.fixed or instruction.traits.is_sync or not named.isdisjoint(f"SB{scoreboard}" for scoreboard in own)
+    )
+
+
+def crowded(kernel: Kernel, instructions: Sequence[Instruction]) -> bool:
+    """Whether more instructions of some block count on one scoreboard than the assembler let count on any."""
+
+    def most(code: Sequence[Instruction]) -> int:
+        counts = Counter(
+            (block.index, scoreboard)
+            for block in kernel.blocks
+            for instruction in code[block.start : block.stop]
+            for scoreboard in {instruction.control.write_barrier, instruction.control.read_barrier} - {None}
+        )
+        return max(counts.values(), default=0)
+
+    return most(instructions) > most(kernel.instructions)
 
 
 def settle_cycles(producer: Instruction) -> int:
@@ -197,6 +280,7 @@ def _collect(
         instruction = instructions[i]
         waits = waits_of(instruction)
         accesses_memory = bool(instruction.traits.reads or instruction.traits.writes)
+        is_anchor = instruction.traits.is_sync or bool(instruction.traits.writes)
         for token, pending in state.items():
             if pending.clears & waits and pending.age >= settle(token, i):
                 facts.cleared[token, i] = min(pending.age, facts.cleared.get((token, i), pending.age))
@@ -205,6 +289,8 @@ def _collect(
                 if orders_memory(instructions[token.producer]):
                     guards.setdefault(FENCE, set()).add(i)
                 continue
+            if is_anchor:
+                facts.outstanding.add((token, i))
             if _hazard(instructions, token, instruction):
                 facts.unprotected.add((token.producer, i, token.kind))
             if accesses_memory and orders_memory(instructions[token.producer]):
