@@ -100,6 +100,16 @@ def _each_cubin_is_disassembled_once(shared_by_workers: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _the_commit_is_asked_for_once() -> Iterator[None]:
+    """Each record of a run's environment would start git twice from a large process, some three hundred times."""
+    from kernelwright.records.run_directory import commit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERNELWRIGHT_COMMIT", commit() or "none")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _little_is_written_to_flush_caches() -> Iterator[None]:
     """Judges of these processes write 8 MiB before a timed call instead of twice the last-level cache.
 

@@ -166,8 +166,9 @@ def test_the_processor_is_named_from_the_kernel_or_by_python(tmp_path, text, nam
 
 
 @pytest.fixture
-def checkout(tmp_path):
+def checkout(tmp_path, monkeypatch):
     """A checkout without a commit, and git with an author in it."""
+    monkeypatch.delenv("KERNELWRIGHT_COMMIT")
     git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
     return tmp_path, git
