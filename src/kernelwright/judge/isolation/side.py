@@ -212,7 +212,7 @@ class Side:
     def __init__(self, workers: Workers, settings: Settings, shapes: TaskShapes, spec: WorkerSpec) -> None:
         self.role = spec.role
         self._settings = settings
-        self._shapes = shapes
+        self._shapes, self._regions = shapes, shapes.regions
         self._device = torch.device(spec.device)
         self._workers = workers
         self._spec = spec
@@ -239,7 +239,7 @@ class Side:
         """Import and construct the module; returns its interface. Raises WorkerError, for the reference TaskError."""
         answer = self._asked(BuiltModule, "build", self._settings.build_limit_s, arguments=arguments, seed=seed)
         if answer.missing is None:
-            regions = [[spec.to_json() for spec in region] for region in self._shapes.regions]
+            regions = [[spec.to_json() for spec in region] for region in self._regions]
             self._ask("outputs", self._settings.run_limit_s, regions=regions)
         return answer
 
@@ -444,7 +444,7 @@ class Side:
             raise WorkerError(Reason.PROTOCOL_VIOLATION, "a series was not answered call by call")
         return [
             CallOutput(self._read_outputs(region), one, clocks, intact)
-            for one, region in zip(described, self._shapes.regions, strict=False)
+            for one, region in zip(described, self._regions, strict=False)
         ], clocks
 
     def _intact(self) -> bool:
