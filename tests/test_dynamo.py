@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from torch import nn
 
 from kernelwright import dynamo
 from kernelwright.errors import PolicyError, UsageError
+from kernelwright.rewrites.passes import RulesPass
+from kernelwright.rewrites.recipes import Recipe, TaskContext
 from kernelwright.search.in_memory import optimize_model
 from kernelwright.search.optimize import OptimizeResult
+from tests.rewrites.test_models_as_they_come import model_and_inputs
 from tests.samples import accepted
 
 CODE = """
@@ -36,6 +40,16 @@ class Net(nn.Module):
         y = self.norm(self.first(x)) + self.shift
         torch._dynamo.graph_break()
         return {"y": self.last(y).relu() * mask, "twice": y * 2}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return self.linear(x).relu()
 
 
 @pytest.fixture
@@ -80,17 +94,24 @@ def test_each_part_is_searched_once_with_its_weights_and_saved(searched, tmp_pat
     assert len(searched) == 2  # what was saved is loaded
 
 
-def test_replaced_weights_and_gradients_run_the_part_itself(searched, tmp_path):
-    model, x = nn.Linear(8, 4).eval(), torch.randn(5, 8)
-    fast = compiled(model, tmp_path)
+def test_equal_layers_and_replaced_weights_share_one_search_and_gradients_run_the_part_itself(searched, tmp_path):
+    layers, x = nn.Sequential(Layer(), Layer()).eval(), torch.randn(5, 8)
+    fast = compiled(layers, tmp_path)
     with torch.no_grad():
-        fast(x)
+        torch.testing.assert_close(fast(x), layers(x))
+        layers[0].linear.weight = nn.Parameter(torch.ones(8, 8))
+        torch.testing.assert_close(fast(x), layers(x))
+    assert len(searched) == 1
     with pytest.warns(UserWarning, match="gradients are recorded"):
         fast(x).sum().backward()
-    assert model.weight.grad is not None
-    model.weight = nn.Parameter(torch.ones(4, 8))
-    with torch.no_grad(), pytest.warns(UserWarning, match="weights were replaced"):
-        torch.testing.assert_close(fast(x), model(x))
+    assert layers[1].linear.weight.grad is not None
+
+
+def test_a_part_is_kept_for_so_many_sets_of_weights(searched, tmp_path, monkeypatch):
+    monkeypatch.setattr("kernelwright.dynamo.MOST_WEIGHTS", 1)
+    layers, x = nn.Sequential(Layer(), Layer()).eval(), torch.randn(5, 8)
+    with torch.no_grad(), pytest.warns(UserWarning, match="weights change often"):
+        torch.testing.assert_close(compiled(layers, tmp_path)(x), layers(x))
 
 
 def test_a_part_that_cannot_be_searched_runs_as_it_is_and_says_so(tmp_path, monkeypatch):
@@ -113,6 +134,41 @@ def test_wrong_options_are_refused():
         dynamo.backend(graph, (), options={"out": "x", "bugdet": 3})
     with pytest.raises(UsageError, match="found no `out`"):
         dynamo.backend(graph, ())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "name", ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM", "LongformerModel", "ViTForImageClassification"]
+)
+def test_models_of_libraries_with_graph_breaks_run_generated_parts(name, tmp_path, monkeypatch):
+    """Parts of which one holds masks alone, or constants, and layers that share a part."""
+    model, inputs = model_and_inputs(name)
+    blocks = next(part for part in model.eval().modules() if isinstance(part, nn.ModuleList) and len(part) > 1)
+    blocks[0].register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    techniques = []
+
+    def search(task, *, device, out):
+        built = TaskContext.open(task, device).build(Recipe((RulesPass.always(),)))
+        techniques.append(built and built.techniques)
+        return OptimizeResult(out, built and accepted(2.0, built.source, confirms=True), 1, 1)
+
+    def optimize(model, inputs, *, out, **options):
+        return optimize_model(model, inputs, device="cpu", out=Path(out), search=search)
+
+    monkeypatch.setattr("kernelwright.dynamo.api.optimize", optimize)
+    torch._dynamo.reset()
+    fast = compiled(model, tmp_path)
+    with torch.no_grad():
+        wanted = model(**inputs)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                torch.testing.assert_close(fast(**inputs).to_tuple()[0], wanted.to_tuple()[0])
+    own = [str(one.message) for one in warned if "runs as it is" in str(one.message)]
+    assert all("with many different values" in message for message in own)  # a part that makes masks
+    assert len(own) <= 1
+    assert any(techniques)
+    assert len(techniques) > 1
 
 
 SCRIPT = """

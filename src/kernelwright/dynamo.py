@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx, nn
 from torch._dynamo.utils import get_static_address_type
 
@@ -27,6 +26,8 @@ from kernelwright.tasks.in_memory import Inputs, form_of
 
 _KNOWN = frozenset({"out", *api.SearchOptions.__annotations__})
 _SAVED = "saved"
+MOST_WEIGHTS = 512
+"""Sets of weights for which one part is kept, such as those of equal layers. Our choice."""
 _MOVES_ONLY = frozenset({"placeholder", "get_attr", "output"})
 
 
@@ -53,22 +54,30 @@ def backend(graph: fx.GraphModule, _examples: object, *, options: Mapping[str, A
 
 
 class CompiledPart:
-    """One part of a model, searched or loaded when it is first called. `module` is what runs, None before that."""
+    """One part of a model, searched or loaded when it is first called with some weights. Layers of equal code share it."""
 
     def __init__(self, graph: fx.GraphModule, out: Path, options: dict[str, Any]) -> None:
         self._graph, self._out, self._options = graph, out, options
-        self._weights: list[tuple[int, torch.Tensor]] = []
+        self._weights: list[int] = []
         self._inputs: list[int] = []
-        self.module: nn.Module | None = None
+        self._modules: dict[tuple[int, ...], nn.Module] = {}
+        """What runs, by the addresses of the weights that it holds."""
+        self._is_refused = False
 
     def __call__(self, *arguments: Any) -> Any:
         """The part's outputs."""
-        if self.module is None:
-            self.module = self._made(arguments)
-        if not all(arguments[index] is weight for index, weight in self._weights):
-            warnings.warn("kernelwright: a part of the model runs as it is, since its weights were replaced.", stacklevel=2)
+        if not (self._weights or self._inputs):
+            for index, value in enumerate(arguments):
+                holds = isinstance(value, nn.Parameter) or get_static_address_type(value) is not None
+                (self._weights if holds else self._inputs).append(index)
+        held = tuple([id(arguments[index]) for index in self._weights])
+        module = self._modules.get(held)
+        if module is None and len(self._modules) == MOST_WEIGHTS:
+            warnings.warn("kernelwright: a part of the model runs as it is, since its weights change often.", stacklevel=2)
             return self._graph(*arguments)
-        return self.module(*[arguments[index] for index in self._inputs])
+        if module is None:
+            module = self._modules[held] = self._made(arguments)
+        return module(*[arguments[index] for index in self._inputs])
 
     def _made(self, arguments: tuple[Any, ...]) -> nn.Module:
         """The part with confirmed code in place, or as it is where there is none."""
@@ -81,11 +90,12 @@ class CompiledPart:
         try:
             if (folder / _SAVED).exists():
                 return api.load(model, folder / _SAVED)
-            if self._options.get("budget") == 0:
+            if self._is_refused or self._options.get("budget") == 0:
                 return model
             result = api.optimize(model, Inputs(*given), out=folder, **self._options)
             result.save(folder / _SAVED)
         except KernelwrightError as error:
+            self._is_refused = True
             warnings.warn(f"kernelwright: a part of the model runs as it is ({folder.name}). {error}", stacklevel=3)
             return model
         return result.module
@@ -94,11 +104,8 @@ class CompiledPart:
         """The part as a module with weights of its own: Dynamo passes parameters and buffers in each call."""
         model = fx.GraphModule(self._graph, copy.deepcopy(self._graph.graph)).eval()
         places = [node for node in model.graph.nodes if node.op == "placeholder"]
-        for index, (node, value) in enumerate(zip(places, arguments, strict=True)):
-            if not isinstance(value, nn.Parameter) and get_static_address_type(value) is None:
-                self._inputs.append(index)
-                continue
-            self._weights.append((index, value))
+        for index in self._weights:
+            node, value = places[index], arguments[index]
             if isinstance(value, nn.Parameter):
                 model.register_parameter(node.name, value)
             else:

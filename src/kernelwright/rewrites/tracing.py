@@ -11,10 +11,12 @@ import inspect
 import io
 import logging
 import operator
+import traceback
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -114,10 +116,9 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> None:
         raise UntraceableError(f"{node.target} writes to something that is no tensor")
     target = cast(fx.Node, target)
     if target.op == "placeholder":
-        counts = target.meta.get("role") == "state" and is_call(node, aten.add_) and not node.users
-        if counts and all(is_mutable(user) for user in target.users):
+        if target.meta["role"] == "buffer" and not node.users and all(is_mutable(user) for user in target.users):
             return
-        raise UntraceableError(f"{node.target} writes to {target.name}")
+        raise UntraceableError(f"{node.target} writes to {target.meta['expression']}")
     if _shares_storage(target, node):
         raise OtherFormError(f"{node.target} writes to storage that another value shares")
     name = cast(Any, node.target)._schema.name.split("::")[1]
@@ -266,6 +267,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), printing_aside():
             warnings.simplefilter("ignore")
+            torch.default_generator.manual_seed(0)  # which parts run may depend on values
             yield
     finally:
         logging.disable(previous)
@@ -279,6 +281,7 @@ def trace(task: Task) -> Trace:
         a state between calls.
     """
     failure: Exception | None = None
+    place = ""
     # Real tensors where fake ones do not do, which may take much memory; one mode alone where the other has no graph.
     for is_fake, is_whole in ((True, True), (False, True), (True, False)):
         if isinstance(failure, UntraceableError) and not is_fake:
@@ -286,6 +289,7 @@ def trace(task: Task) -> Trace:
         with _quiet():
             try:
                 with FakeTensorMode(allow_non_fake_inputs=True) if is_fake else contextlib.nullcontext():
+                    model: nn.Module | None = None
                     module, model, init_inputs = _made(task)
                     inputs = tuple(module.get_inputs())
                 return _trace_of(model, inputs, init_inputs, is_whole)
@@ -293,13 +297,25 @@ def trace(task: Task) -> Trace:
                 raise
             # Any exception of a task's own code or of the exporter means the same here: no graph.
             except Exception as error:  # noqa: BLE001
-                failure = failure if isinstance(failure, UntraceableError) else error
+                if not isinstance(failure, UntraceableError):
+                    failure, place = error, _place(error, model)
     if not isinstance(failure, UntraceableError):
-        failure = UntraceableError(f"{type(failure).__name__}: {str(failure).splitlines()[:1]}")
+        message = "".join(str(failure).splitlines()[:1]).partition(" (unhinted")[0].rstrip(".")
+        to_do = "; use torch.where, or decide outside of forward" if "data-dependent" in message else ""
+        failure = UntraceableError(f"{type(failure).__name__}: {message}{to_do}")
+    failure = UntraceableError(f"{place}{failure}")
     with _quiet(), contextlib.suppress(Exception):  # what is wrong with the whole is said
         first, *others = _parts(task)
         return replace(first, others=tuple(others), obstacle=str(failure))
     raise failure
+
+
+def _place(error: Exception, model: nn.Module | None) -> str:
+    """The innermost submodule that an exception came through, in words; empty where there is none."""
+    children = model.named_modules() if model is not None else ()
+    paths = {id(child): f"in {path}, a {type(child).__name__}, " for path, child in children if path}
+    owners = [id(frame.f_locals.get("self")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((paths[owner] for owner in reversed(owners) if owner in paths), "")
 
 
 def _made(task: Task) -> tuple[types.ModuleType, nn.Module, tuple[Any, ...] | None]:
@@ -336,7 +352,7 @@ def _parts(task: Task) -> list[Trace]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         module, model, init_inputs = _made(task)
         tensors = pytree.tree_leaves([*model.parameters(), *model.buffers(), *module.get_inputs()])
-    if sum(item.nbytes for item in tensors if isinstance(item, torch.Tensor)) > _RUN_BYTES:
+    if sum(item.numel() * item.element_size() for item in tensors if isinstance(item, torch.Tensor)) > _RUN_BYTES:
         return []
     module, model, init_inputs = _made(task)
     calls: dict[nn.Module, list[inspect.BoundArguments | None]] = {}
@@ -485,17 +501,33 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any
 def _attention_as_in_inference(model: nn.Module) -> Iterator[None]:
     """Results of attention layers lie in memory as in inference, where PyTorch computes some by one operator of its own. It
     does not while it is traced, and what it does then leaves a batch's sequences side by side."""
-    with contextlib.ExitStack() as hooks:
-        for child in model.modules():
-            if type(child) is nn.MultiheadAttention:
-                hooks.enter_context(child.register_forward_hook(_laid_out, with_kwargs=True))
+    instead: dict[type, Callable[..., Any]] = {nn.MultiheadAttention: _laid_out, nn.TransformerEncoder: _with_padding}
+    layers = [child for child in model.modules() if type(child) in instead and "forward" not in vars(child)]
+    for child in layers:
+        vars(child)["forward"] = partial(instead[type(child)], child)
+    try:
         yield
+    finally:
+        for child in layers:
+            del vars(child)["forward"]
 
 
-def _laid_out(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook's answer: the result of an attention layer as it lies in inference."""
-    arguments = inspect.signature(layer.forward).bind(*given, **named).arguments
+def _laid_out(layer: nn.MultiheadAttention, *given: Any, **named: Any) -> tuple[Any, ...]:
+    """The result of an attention layer as it lies in inference."""
+    result = nn.MultiheadAttention.forward(layer, *given, **named)
+    arguments = inspect.signature(nn.MultiheadAttention.forward).bind(layer, *given, **named).arguments
     return (result[0].contiguous(), *result[1:]) if _is_one_operator(layer, arguments) else result
+
+
+def _with_padding(encoder: nn.TransformerEncoder, *given: Any, **named: Any) -> torch.Tensor:
+    """The result of an encoder. Raises an error where inference leaves padding out, which depends on the mask's values."""
+    arguments = inspect.signature(nn.TransformerEncoder.forward).bind(encoder, *given, **named).arguments
+    is_padded = arguments.get("mask") is None and arguments.get("src_key_padding_mask") is not None
+    if is_padded and encoder.use_nested_tensor and not encoder.training:
+        raise UntraceableError(
+            "padding is left out by its values; construct TransformerEncoder with enable_nested_tensor=False"
+        )
+    return nn.TransformerEncoder.forward(encoder, *given, **named)
 
 
 def _is_one_operator(layer: Any, given: dict[str, Any]) -> bool:
@@ -565,13 +597,15 @@ def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signatu
             node.meta["role"] = "input"
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             node.meta["expression"] = path_expression(model, cast(str, spec.target))
-            node.meta["role"] = "state"
+            node.meta["role"] = "buffer" if spec.kind is InputKind.BUFFER else "parameter"
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             _constant(model, node, cast(str, spec.target), exported.constants)
         else:
             raise UntraceableError(f"it takes an input of kind {spec.kind}")
     if mode is None:
         raise UntraceableError("it has no tensor input or parameter")
+    for node in graph.nodes:
+        _check_fit(node)
     kinds = [exported.call_spec.out_spec]
     for spec in kinds:
         kinds += spec.children()
@@ -579,6 +613,17 @@ def _operators(model: nn.Module, exported: torch.export.ExportedProgram, signatu
             raise UntraceableError(f"forward returns a {spec.type}")
     normalise(graph)
     return OperatorGraph(graph=graph, mode=mode, output_spec=exported.call_spec.out_spec)
+
+
+def _check_fit(node: fx.Node) -> None:
+    """Raise an error for a value that is no plain tensor of known sizes."""
+    stack = node.meta.get("nn_module_stack", {}).values()
+    place = node.meta.get("expression") or "/".join([path for path, _ in stack if path][-1:]) or "forward"
+    for made in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(made, torch.Tensor) and made.layout is not torch.strided:
+            raise UntraceableError(f"{place} has a tensor of layout {made.layout}; keep it dense")
+        if isinstance(made, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in made.shape):
+            raise UntraceableError(f"{place} has a tensor whose shape depends on values; keep all rows and use a mask")
 
 
 def _constant(model: nn.Module, node: fx.Node, target: str, constants: dict[str, Any]) -> None:

@@ -295,7 +295,8 @@ def name_of(model: object) -> str:
     """A model's class in words."""
     kind = model if isinstance(model, type) else type(model)
     module = "torch.nn" if kind.__module__.startswith("torch.nn.") else kind.__module__
-    return kind.__qualname__ if module in ("__main__", "builtins") else f"{module}.{kind.__qualname__}"
+    name = kind.__qualname__.partition(".__new__")[0]  # of a graph module, whose class is made with it
+    return name if module in ("__main__", "builtins") else f"{module}.{name}"
 
 
 def check_model(model: object) -> nn.Module:
@@ -436,7 +437,13 @@ def _turned(tensor: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Calls in here leave a model's buffers and attributes and the random state as they were, and the same random numbers
-    are drawn."""
+    are drawn.
+
+    Raises:
+        ModelError: they write into its parameters.
+    """
+    versions = [(name, weight, weight._version) for name, weight in model.named_parameters() if not weight.is_inference()]
+    written: list[str] = []
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     attributes = [(part, {k: v for k, v in vars(part).items() if k not in MODULES_OWN}) for part in model.modules()]
     devices = sorted({buffer.device.index or 0 for buffer in (*model.parameters(), *model.buffers()) if buffer.is_cuda})
@@ -447,8 +454,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
         finally:
             for buffer, value in saved:
                 buffer.copy_(value)
-            for part, before in attributes:
+            written += [name for name, weight, version in versions if weight._version != version]
+            for part, before in attributes if not written else ():  # one may say that they are written
                 vars(part).update(before)
+    if written:
+        raise ModelError(
+            f"Wanted a model that leaves its weights alone; forward of {name_of(model)} writes into `{written[0]}`. "
+            "If it does so in the first call only, call it once before; if not, return the new weights."
+        )
 
 
 _CONSTANTS = (torch.dtype, torch.device, torch.Size, type)
@@ -493,7 +506,8 @@ def leaves_of(value: Any) -> list[Any]:
 def _taken_apart(value: Any, text: str, texts: list[str], model: str) -> Rebuild:
     """Return what puts a result together again; the texts that read its leaves go to `texts`."""
     if isinstance(value, torch.Tensor) or is_plain(value):
-        texts.append(text)
+        # A view of a tensor with attributes, such as a cache's, has none: such a one is no plain result.
+        texts.append(f"{text}[...]" if isinstance(value, torch.Tensor) and vars(value) else text)
         return next
     if isinstance(value, _CONSTANTS):
         return lambda leaves: value

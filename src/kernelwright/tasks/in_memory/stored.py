@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib.machinery
 import inspect
 import linecache
@@ -17,19 +18,22 @@ import pickle
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import torch
-from torch import nn
+from torch import fx, nn
+from torch.fx.graph_module import _format_import_block
 from torch.nn.utils.parametrize import is_parametrized
+from torch.package.importer import sys_importer
 
 from kernelwright.errors import InfrastructureError, ModelError
 from kernelwright.files import replace_file
 from kernelwright.records import Task, sha256_of
+from kernelwright.tasks.carried import MODULES_OWN
 from kernelwright.tasks.in_memory.inputs import InputDraws, ModelCall, is_plain, name_of
 
 _present: contextvars.ContextVar[nn.Module | None] = contextvars.ContextVar("present", default=None)
@@ -143,13 +147,57 @@ def _stored(content: object, model: nn.Module) -> memoryview:
     buffer = BytesIO()
     with _by_value(model):
         try:
-            torch.save(content, buffer, pickle_module=cloudpickle)
+            torch.save(content, buffer, pickle_module=types.SimpleNamespace(__name__="pickler", Pickler=_Pickler))
         except Exception as error:
             raise ModelError(
                 f"Wanted a model that can be pickled, since it is judged in other processes; {_unpicklable(model)}: "
                 f"{str(error).splitlines()[0]}. Make it in forward, or leave it out of __getstate__."
             ) from error
     return buffer.getbuffer()
+
+
+class _GraphCode(nn.Module):
+    """A graph module as the text of its code. FX traces such code anew to load one, which changes or refuses some."""
+
+    text: str
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the code computes."""
+        return _function(self.text)(self, *args, **kwargs)
+
+
+@functools.cache
+def _function(text: str) -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec(compile(text, "<graph>", "exec"), names)
+    return cast(Callable[..., Any], names["forward"])
+
+
+def _graph_code(text: str, attributes: dict[str, Any]) -> nn.Module:
+    """The module of such a text, with the attributes that a graph module had."""
+    made = _GraphCode()
+    vars(made).update(attributes, text=text)
+    return made
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Stores what has a context variable by the name under which a module has it, as the hooks of a library share one, and
+    graph modules as their code."""
+
+    def reducer_override(self, item: Any) -> Any:
+        """The parts of a pickled object."""
+        if isinstance(item, fx.GraphModule):
+            code = item.graph.python_code("self")
+            text = f"{_format_import_block(code.globals, sys_importer)}\n{code.src}"
+            kept = {name: one for name, one in vars(item).items() if name in MODULES_OWN or not name.startswith("_")}
+            return _graph_code, (text, kept)
+        held = getattr(item, "__dict__", {}).values()
+        if any(type(one) is contextvars.ContextVar for one in (item, *held)):
+            for module in list(sys.modules.values()):
+                for name, found in list(getattr(module, "__dict__", {}).items()):
+                    if found is item:
+                        return getattr, (module, name)
+        return super().reducer_override(item)
 
 
 @contextlib.contextmanager
