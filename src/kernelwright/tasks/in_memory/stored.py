@@ -162,7 +162,7 @@ class _GraphCode(nn.Module):
     text: str
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the code computes."""
+        """The result of the code."""
         return _function(self.text)(self, *args, **kwargs)
 
 
