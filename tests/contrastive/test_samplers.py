@@ -131,10 +131,6 @@ def test_without_migration_an_island_keeps_to_itself():
         ("nonsense", {}, ", ".join(SAMPLERS)),
         ("bucket", {"tau": 1.0}, "ratio, temperature"),
         ("random", {"temperature": 1.0}, "known are none"),
-        ("bucket", {"temperature": 0.0}, "above 0"),
-        ("bucket", {"ratio": 1.0}, "above 1"),
-        ("island", {"migration": 1.5}, "from 0 to 1"),
-        ("island", {"islands": 0}, "1 or more"),
     ],
 )
 def test_wrong_samplers_and_options_are_named(name, options, words):

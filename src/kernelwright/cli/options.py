@@ -15,14 +15,12 @@ from click.core import ParameterSource
 
 from kernelwright.cli.commands import FiniteRange, option
 from kernelwright.cli.output import INTERRUPTED, say
+from kernelwright.rewrites.wrappers import ALL_BASELINES
 
 if TYPE_CHECKING:
     from kernelwright.judge import Settings
 
-BASELINES = (
-    "eager,compile,reduce-overhead,max-autotune,cudagraph,cudagraph-fresh,reduce-overhead-fresh,cudnn,max-autotune-fresh,"
-    "channels-last"
-)
+BASELINES = ",".join(ALL_BASELINES)
 DEVICE_DIGITS = 3
 AT_LEAST_ONE = click.IntRange(min=1)
 ABOVE_ZERO = FiniteRange(0, min_open=True)

@@ -43,18 +43,6 @@ class Deadline:
         return self._end_s is not None and time.monotonic() + seconds >= self._end_s
 
 
-class EarlierDeadline(Deadline):
-    """The earlier of two deadlines."""
-
-    def __init__(self, one: Deadline, other: Deadline) -> None:
-        super().__init__()
-        self._both = one, other
-
-    def comes_within(self, seconds: float) -> bool:
-        """True when work that takes so long would end after one of them."""
-        return any(deadline.comes_within(seconds) for deadline in self._both)
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A candidate for a task."""
@@ -131,8 +119,8 @@ class RunEvaluations:
         self.run.append(estimate)
         self.estimates[estimate.task_sha256, estimate.candidate_sha256] = estimate
 
-    def judge(self, proposals: Iterable[Proposal], deadline: Deadline | None = None) -> dict[Key, Evaluation]:
-        """Evaluations of proposals by key, known and new; those that the deadline or a fault left out are missing.
+    def judge(self, proposals: Iterable[Proposal], stops: Callable[[], bool] | None = None) -> dict[Key, Evaluation]:
+        """Evaluations of proposals by key, known and new; those that `stops` or a fault left out are missing.
 
         Proposals are taken one by one, as judges become free, so that making them costs no time in which nobody judges.
 
@@ -143,7 +131,7 @@ class RunEvaluations:
         fresh: set[Key] = set()
         faults: list[KernelwrightError] = []
         work = self._work(proposals, asked, fresh)
-        for result in run_all(self._judges, work, None if deadline is None else deadline.passed):
+        for result in run_all(self._judges, work, stops):
             outcome = result.outcome
             if isinstance(outcome, KernelwrightError):
                 faults.append(outcome)
@@ -277,7 +265,7 @@ class TaskBaselines:
             for task in unknown
             if task.sha256 not in self.speedups
         ]
-        measured = self._store.judge(wanted, deadline)
+        measured = self._store.judge(wanted, None if deadline is None else deadline.passed)
         is_late = deadline is not None and deadline.passed()
         for proposal in wanted:
             if proposal.key in measured:

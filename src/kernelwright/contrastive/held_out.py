@@ -221,7 +221,7 @@ def _verify(
             for task_sha256, accepted in ranked.items()
             if task_sha256 not in verified and len(accepted) > turn
         }
-        measured = again.judge(list(wanted.values()), context.deadline)
+        measured = again.judge(list(wanted.values()), context.deadline.passed)
         if context.deadline.passed() and len(measured) < len(wanted):
             return None
         for task_sha256, proposal in wanted.items():

@@ -265,7 +265,7 @@ def prompt_maker(
     """The maker that a configuration asks for.
 
     Raises:
-        ConfigError: the sampler's options are out of range, or it has none that is asked for.
+        ConfigError: the sampler has no option that is asked for.
     """
     options: dict[str, float | bool] = {}
     if "temperature" in options_of(exemplars.sampler):

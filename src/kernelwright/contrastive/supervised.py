@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kernelwright.contrastive.context import StageContext, StageResult, claim
-from kernelwright.contrastive.evaluations import Deadline, EarlierDeadline, Proposal, RunEvaluations
+from kernelwright.contrastive.evaluations import Deadline, Proposal, RunEvaluations
 from kernelwright.contrastive.exemplars import Exemplar, ExemplarDatabase
 from kernelwright.contrastive.fitting import Example, example_of, fit, is_learnt, read_examples, save_final, write_examples
 from kernelwright.contrastive.held_out import TaskSplit, shuffled
@@ -127,7 +127,7 @@ def augment(
         batch: list[Proposal] = []
         history = {task.sha256: store.history(task) for task in tasks}
         made = _proposals(config, tasks, teachers, history, context.device, exhausted, batch)
-        judged = store.judge(_ahead(made), EarlierDeadline(enough, context.deadline))
+        judged = store.judge(_ahead(made), lambda: enough.passed() or context.deadline.passed())
         if not batch or enough.passed():
             break
         context.log(f"augmentation: {len(batch)} variations judged, {sum(e.accepted for e in judged.values())} correct")
