@@ -28,11 +28,11 @@ from kernelwright.tasks import map_tensors
 from kernelwright.tasks.in_memory import (
     Inputs,
     ModelCall,
+    alike,
     call_untouched,
     candidate_of,
     check_model,
     form_of,
-    leaves_of,
     name_of,
     tried,
     untouched,
@@ -107,7 +107,7 @@ class _Code:
                     f"{call.description} the optimized code raised {type(error).__name__}: {error}. Optimize it anew, into "
                     "another directory."
                 ) from error
-        if not _alike(wanted, found):
+        if not alike(wanted, found, _APART):
             raise ModelError(
                 f"Wanted the {name_of(model)} that was optimized; on the inputs {call.description} this one computes "
                 "something else than the optimized code. Optimize it anew, into another directory."
@@ -230,21 +230,6 @@ def _needs_gradients(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
             stacklevel=5,
         )
     return True
-
-
-def _alike(wanted: Any, found: Any) -> bool:
-    first, second = leaves_of(wanted), leaves_of(found)
-    return type(wanted) is type(found) and len(first) == len(second) and all(map(_near, first, second))
-
-
-def _near(wanted: Any, found: Any) -> bool:
-    if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
-        return type(wanted) is type(found) and (wanted == found or isinstance(wanted, float))
-    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
-        return False
-    kind = torch.complex128 if wanted.is_complex() else torch.float64
-    first, second = (value.to(kind).nan_to_num(0.0, 1.0, -1.0) for value in (wanted, found))
-    return bool((first - second).norm() <= _APART * first.norm())
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -15,21 +15,13 @@ from kernelwright.deploy import placement
 from kernelwright.deploy.placement import ConfirmedCode
 from kernelwright.errors import ModelError
 from kernelwright.judge import resolve_device
-from kernelwright.records import Evaluation, RunDirectory, Task
+from kernelwright.records import Evaluation, RunDirectory
 from kernelwright.records.decisions import interval_in_words
 from kernelwright.search.optimize import OptimizeResult
 from kernelwright.tasks.in_memory import Inputs, check_model, device_of, folder_on_path, name_of, sets_of, task_of, tried
 
 if TYPE_CHECKING:
     from kernelwright.search.blocks import BlockResult
-
-
-class TaskSearch(Protocol):
-    """A search for one task, such as `optimize` with all its other arguments."""
-
-    def __call__(self, task: Task, *, device: str, out: Path, **options: Any) -> OptimizeResult:
-        """Search for a faster drop-in of a task on a device, in a run directory, with other options than its own."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,7 @@ def optimize_model(
     *,
     device: str,
     out: Path,
-    search: TaskSearch,
+    search: Callable[..., OptimizeResult],
     splits: bool = False,
     tell: Callable[[str], None] = lambda message: None,
 ) -> ModelResult:
@@ -95,7 +87,7 @@ def optimize_model(
         example_inputs: One set or a list of them, as `example_inputs.sets_of` reads them.
         device: `auto` for the model's own, or a device on which the model must be.
         out: The run directory; with several forms of inputs it holds one for each.
-        search: TaskSearches for a task on a device in a run directory.
+        search: Searches for a faster drop-in of a task on a device, in a run directory.
         splits: True searches one of several equal layers, and then the whole with what was found, by the built-in policy.
         tell: Callback for what is searched, where it splits.
 

@@ -27,7 +27,7 @@ def carried(model: nn.Module, answer: Callable[[bool], list[torch.Tensor]]) -> l
     names = sorted(name for name in before | after if not _alike(before.get(name), after.get(name)))
     only_buffers = dict(model.named_buffers()).keys() >= set(names)
     for _ in range((1 if only_buffers else _LATER_CALLS) if names else 0):
-        if not all(map(_near, first, answer(True))):
+        if not all(map(near, first, answer(True))):
             return names
     return []
 
@@ -57,7 +57,8 @@ def _alike(first: Any, second: Any) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-def _near(first: torch.Tensor, second: torch.Tensor) -> bool:
+def near(first: torch.Tensor, second: torch.Tensor, apart: float = 1e-3) -> bool:
+    """True where tensors of one shape differ by at most this share of the first one's norm."""
     kind = torch.complex128 if first.is_complex() else torch.float64
     one, other = (x.to(kind).nan_to_num(0.0, 1.0, -1.0) for x in (first, second))
-    return one.shape == other.shape and bool((one - other).norm() <= 1e-3 * one.norm())
+    return one.shape == other.shape and bool((one - other).norm() <= apart * one.norm())

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from kernelwright.errors import ModelError
-from kernelwright.tasks.carried import MODULES_OWN, carried
+from kernelwright.tasks.carried import MODULES_OWN, carried, near
 from kernelwright.tasks.input_sets import computable, copied, laid_as, map_tensors
 from kernelwright.tasks.loading import unfit, unfit_state
 
@@ -501,6 +501,18 @@ def leaves_of(value: Any) -> list[Any]:
     """Everything in a result that is no container, in reading order."""
     container = _parts(value)
     return [value] if container is None else [leaf for _, part in container[0] for leaf in leaves_of(part)]
+
+
+def alike(wanted: Any, found: Any, apart: float) -> bool:
+    """True where results have one structure, and each tensor differs by at most this share of its norm."""
+
+    def agree(one: Any, other: Any) -> bool:
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            return one.dtype == other.dtype and near(one, other, apart)
+        return type(one) is type(other) and (one == other or isinstance(one, float))
+
+    first, second = leaves_of(wanted), leaves_of(found)
+    return type(wanted) is type(found) and len(first) == len(second) and all(map(agree, first, second))
 
 
 def _taken_apart(value: Any, text: str, texts: list[str], model: str) -> Rebuild:

@@ -17,9 +17,9 @@ from kernelwright.errors import ModelError
 from kernelwright.tasks.in_memory.inputs import (
     ExampleCall,
     Inputs,
+    alike,
     call_untouched,
     form_of,
-    leaves_of,
     name_of,
     untouched,
 )
@@ -27,6 +27,8 @@ from kernelwright.tasks.input_sets import copied, map_tensors
 
 _LEAST = 3
 """Calls of equal submodules from which one is searched for all. Our choice."""
+_APART = 0.01
+"""Relative distance between results above which two submodules compute something else: bfloat16 leaves 0.004. Our choice."""
 _SHARE, _SHARE_OF_EACH = 0.6, 0.2
 """Shares of a model's calls of innermost submodules below which it is searched as a whole: of all equal ones, and of one
 kind of them. Our choice: a ResNet's stages are short, and each would be a search of its own."""
@@ -56,8 +58,6 @@ class _Lookalikes:
 
     paths: list[str] = field(default_factory=list)
     inputs: Inputs | None = None
-    others: list[str] = field(default_factory=list)
-    """Those that compute something else than the first."""
 
 
 def equal_modules(model: nn.Module, call: ExampleCall) -> list[EqualModules]:
@@ -73,11 +73,11 @@ def equal_modules(model: nn.Module, call: ExampleCall) -> list[EqualModules]:
     forms: dict[str, list[Any]] = defaultdict(list)
     strange: dict[Any, list[str]] = defaultdict(list)
 
-    def note(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forms[path].append(form_of((args, kwargs), []))
         for kind in map(type, (*args, *kwargs.values())):
             if kind not in (torch.Tensor, nn.Parameter, list, tuple, dict, bool, int, float, str, type(None)):
-                strange[type(named[path]), kind].append(path)
+                strange[type(part), kind].append(path)
 
     with _watched(named, note):
         call_untouched(model, call)
@@ -129,11 +129,11 @@ def time_shares(model: nn.Module, call: ExampleCall, kinds: Sequence[EqualModule
             torch.cuda.synchronize(call.tensors[0].device)
         return time.perf_counter()
 
-    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal began_s
         began_s = now_s()
 
-    def after(path: str, result: Any) -> None:
+    def after(path: str, part: nn.Module, args: Any, result: Any) -> None:
         spent_s[kind_of[path]] += now_s() - began_s
 
     given, parts = call.copied(), {path: model.get_submodule(path) for path in kind_of}
@@ -149,28 +149,14 @@ def time_shares(model: nn.Module, call: ExampleCall, kinds: Sequence[EqualModule
 @contextmanager
 def _watched(
     parts: Mapping[str, nn.Module],
-    before: Callable[[str, tuple[Any, ...], dict[str, Any]], None],
-    after: Callable[[str, Any], None] = lambda path, result: None,
+    before: Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None],
+    after: Callable[[str, nn.Module, Any, Any], None] = lambda path, part, args, result: None,
 ) -> Iterator[None]:
-    """Tell of each call of some parts before it and after it, but of none that `before` makes."""
-    is_idle = True
-
-    def enter(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        nonlocal is_idle
-        if is_idle:
-            is_idle = False
-            before(path, args, kwargs)
-            is_idle = True
-
-    def leave(path: str, part: nn.Module, args: Any, result: Any) -> None:
-        if is_idle:
-            after(path, result)
-
+    """Tell of each call of some parts before it and after it."""
     with ExitStack() as hooks:
         for path, part in parts.items():
-            begin, end = partial(enter, path), partial(leave, path)
-            hooks.enter_context(part.register_forward_pre_hook(begin, with_kwargs=True))
-            hooks.enter_context(part.register_forward_hook(end))
+            hooks.enter_context(part.register_forward_pre_hook(partial(before, path), with_kwargs=True))
+            hooks.enter_context(part.register_forward_hook(partial(after, path)))
         yield
 
 
@@ -178,26 +164,26 @@ def _compare(model: nn.Module, call: ExampleCall, named: dict[str, nn.Module], g
     """Leave members that differ from the first out of groups that do not overlap, and note the first's arguments."""
     group_of = {path: group for group in groups for path in group.paths}
     wanted: dict[str, Any] = {}
+    others: list[str] = []
 
-    def before(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         group = group_of[path]
         args, kwargs = map_tensors((args, kwargs), lambda tensor: copied(tensor.detach()))
         if group.inputs is None:
             group.inputs = Inputs(*args, **kwargs)
         elif path != group.paths[0]:
-            own = named[path]
-            weights = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+            weights = {**dict(part.named_parameters()), **dict(part.named_buffers())}
             with torch.no_grad():
                 wanted[path] = torch.func.functional_call(named[group.paths[0]], weights, args, kwargs)
 
-    def after(path: str, result: Any) -> None:
-        if path in wanted and not _are_close(wanted.pop(path), result):
-            group_of[path].others.append(path)
+    def after(path: str, part: nn.Module, args: Any, result: Any) -> None:
+        if path in wanted and not alike(wanted.pop(path), result, _APART):
+            others.append(path)
 
     with _watched({path: named[path] for path in group_of}, before, after):
         call_untouched(model, call)
     for group in groups:
-        group.paths = [path for path in group.paths if path not in group.others]
+        group.paths = [path for path in group.paths if path not in others]
 
 
 def _looks(part: nn.Module) -> tuple[Any, ...]:
@@ -216,26 +202,3 @@ def _outermost(groups: Sequence[_Lookalikes]) -> Iterator[_Lookalikes]:
 
 def _is_inside(path: str, others: Sequence[str]) -> bool:
     return any(path.startswith(f"{other}.") for other in others)
-
-
-def _are_close(first: Any, second: Any) -> bool:
-    """True where results are of one structure and their tensors agree to rounding."""
-    pairs = list(zip(leaves_of(first), leaves_of(second), strict=False))
-    if len(leaves_of(first)) != len(leaves_of(second)):
-        return False
-    return all(
-        _is_near(one, other)
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        else type(one) is type(other)
-        for one, other in pairs
-    )
-
-
-def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True where two tensors differ by no more than another order of summation does."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    if not one.is_floating_point():
-        return torch.equal(one, other)
-    first, second = (value.double().nan_to_num(0.0, 1.0, -1.0) for value in (one, other))
-    return bool((first - second).norm() <= max(1e-5, torch.finfo(one.dtype).eps) * second.norm())
