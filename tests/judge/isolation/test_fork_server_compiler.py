@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -61,6 +61,18 @@ def test_a_library_that_starts_a_thread_is_left_to_the_workers_and_the_others_ar
     loop.import_modules(["threaded"])
     ended.set()
     assert [json.loads(value) for value in os.environ.values()] == [["plain"], ["threaded"]]
+
+
+def test_a_class_that_a_library_loads_when_asked_is_loaded_and_the_library_noted_anew(monkeypatch):
+    loop, noted = fork_server.ForkLoop(None), []
+    lazy = ModuleType("lazy")
+    lazy.__getattr__ = lambda name: monkeypatch.setitem(sys.modules, "lazy._parts", lazy) or name
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    monkeypatch.setattr(fork_server.gc, "freeze", lambda: noted.append(True))
+    loop.import_modules(["lazy.Part", "lazy.there.is.no.such"])
+    assert "lazy._parts" in sys.modules
+    loop.import_modules(["lazy.Part"])
+    assert noted == [True], "only where something was loaded"
 
 
 def test_on_a_processor_torch_probes_its_instructions_once_for_all_workers(monkeypatch):
