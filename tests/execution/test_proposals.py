@@ -53,3 +53,15 @@ def test_only_slow_compilers_are_left_once_all_others_have_been_looked_at():
     assert search.left is Compiles.CODE, "one is being looked at"
     found.append(screened(triton.source, 1.2))
     assert search.left is Compiles.INDUCTOR
+
+
+def test_remarks_on_what_could_not_be_tried_are_told_once():
+    class Remarks(Proposes):
+        def propose(self, context, count):
+            return [one.model_copy(update={"note": "No operator graph."}) for one in super().propose(context, count)]
+
+    found, told = [], []
+    search = Proposals(TASK, Remarks(SCALED, PLAIN), "cpu", 2, 0, [], found, lambda *said: told.append(said))
+    for candidate in search.candidates(1):
+        found.append(screened(candidate.source, 1.1))
+    assert told == [("proposing", False), ("No operator graph.", True), ("proposing", False)]

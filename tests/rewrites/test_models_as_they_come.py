@@ -154,7 +154,7 @@ OTHERS: dict[str, tuple[str, Callable[[Any], nn.Module]]] = {
     "timm convnext_atto": ("timm", lambda library: library.create_model("convnext_atto")),
 }
 IN_PARTS = {
-    "LongformerModel": r"in parts, model.encoder.layer.0, .*in model.encoder.layer.0.attention.self, "
+    "LongformerModel": r"in parts, model.encoder.layer.0 and 1 like it, .*in model.encoder.layer.0.attention.self, "
     r"a LongformerSelfAttention, GuardOnDataDependentSymNode: .*; use torch.where"
 }
 """Models without an operator graph of the whole, and what is said of it."""
@@ -216,6 +216,18 @@ def test_a_model_is_traced_and_right(name: str, dtype: torch.dtype, tolerance: f
             tried(model, [given])
         model(**given.kwargs)
     assert re.search(IN_PARTS.get(name, "^$"), assert_right(model, given, tolerance, tmp_path))
+
+
+def test_the_page_names_the_models() -> None:
+    text = Path(__file__).parents[2].joinpath("docs", "your-model.md").read_text(encoding="utf-8")
+    page = text.partition("## Models of libraries")[2].partition("\n## ")[0]
+    for rows, names in (
+        ("whole", MODELS.keys() - IN_PARTS.keys() - REFUSED.keys()),
+        ("in parts", IN_PARTS),
+        ("refused", REFUSED),
+    ):
+        (found,) = re.findall(rf"^- {rows}: (.*?)$", page.replace("\n  ", " "), re.MULTILINE | re.IGNORECASE)
+        assert sorted(re.findall(r"`(\w+)`", found)) == sorted(names)
 
 
 class Sigmoid(torch.autograd.Function):

@@ -447,6 +447,22 @@ def test_batch_norm_bias_stays_in_eval_mode() -> None:
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_factor_in_weights_of_16_bits_errs_hardly_more_than_in_the_result(dtype: str) -> None:
+    """Inputs far from zero are the worst of those tried: errors of the weights add up there."""
+    init = f"self.f = nn.Conv2d(64, 32, 3).to(torch.{dtype})\nself.p = nn.Parameter(torch.rand(32, 1, 1).to(torch.{dtype}))"
+    text = task_text("return self.f(a) * self.p", f"(torch.rand(8, 64, 16, 16) + 3).to(torch.{dtype})", init)
+    done = apply_rules(text, "fold-into-linear")
+    assert done.fired == ("fold-into-linear",)
+    torch.manual_seed(0)
+    own, new, (x,) = load(text, "own").Model(), load(done.source, "new").ModelNew(), load(text, "own").get_inputs()
+    new.load_state_dict(own.state_dict())
+    with torch.no_grad():
+        exact = copy.deepcopy(own).double()(x.double())
+        wanted, found = ((model(x).double() - exact).norm() for model in (own, new))
+    assert found <= 1.5 * wanted
+
+
 def test_loaded_mask_is_read_in_each_call() -> None:
     """A mask that is module state is never taken for causal, whatever it holds when it is traced."""
     text = task_text(

@@ -86,6 +86,7 @@ class Proposals:
         self.history, self.screened, self._tell = history, screened, tell
         self._given: dict[str, Candidate] = {}
         self._waiting: list[Candidate] = []
+        self._noted: set[str] = set()
 
     @property
     def _context(self) -> Context:
@@ -139,6 +140,10 @@ class Proposals:
                         raise
                     self._tell(str(error), True)
                     return
+                for note in dict.fromkeys(candidate.note for candidate in proposed):
+                    if note and note not in self._noted:
+                        self._noted.add(note)
+                        self._tell(note, True)
                 known = taken | {candidate.sha256 for candidate in waiting}
                 # Every other place is for the knobs of what was found so far, and all once the policy has nothing more.
                 new = sum(candidate.sha256 not in known for candidate in proposed)

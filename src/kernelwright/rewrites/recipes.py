@@ -267,9 +267,11 @@ class TaskContext:
 
     def note(self) -> str:
         """Remarks on what could not be tried."""
-        parts = [f"No operator graph: {self.obstacle}."] if self.obstacle else []
+        to_do = "Wrappers alone are tried; submodules may be optimized one by one."
+        parts = [f"No operator graph: {self.obstacle}. {to_do}"] if self.obstacle else []
         if self.trace is not None and self.trace.obstacle:
-            paths = ", ".join(path for one in (self.trace, *self.trace.others) for path in one.paths)
+            alike = [(one.paths[0], len(one.paths) - 1) for one in (self.trace, *self.trace.others)]
+            paths = ", ".join(f"{path} and {more} like it" if more else path for path, more in alike)
             parts.append(f"Rewritten in parts, {paths}; the whole has no operator graph: {self.trace.obstacle}.")
         parts += [f"Left out: {message}." for message in self.broken.values()]
         return " ".join(parts)
