@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import os
+import math
 import secrets
 import tempfile
 import time
@@ -22,15 +22,17 @@ class PassingTime:
     """The module `time` for what waits for answers.
 
     It is as ever until a candidate, or what it started, has run the statement `hangs`. From then on `step_s` pass at each
-    look, if `has_come` says so: limits are reached by what hangs, and by nothing else however slow the machine is.
+    look, if `has_come` says so: limits are reached by what hangs, and by nothing else however slow the machine is. What has
+    `waits` behind `hangs` goes on when `until_s` have passed.
     """
 
-    def __init__(self, step_s: float, has_come: Callable[[Path], bool]) -> None:
-        self._step_s, self._has_come = step_s, has_come
+    def __init__(self, step_s: float, has_come: Callable[[Path], bool], until_s: float) -> None:
+        self._step_s, self._has_come, self._until_s = step_s, has_come, until_s
         self._name = f"hangs-{secrets.token_hex(6)}"
         self._mark: Path | None = None
         self.passed_s = 0.0
         self.hangs = f'import os; open("{self._name}", "w").write(str(os.getpid()))'
+        self.waits = f'while os.path.exists("{self._name}"): pass'
 
     def monotonic(self) -> float:
         """Seconds, as `time.monotonic`."""
@@ -40,6 +42,8 @@ class PassingTime:
             self._mark = Path(marks[0]) if marks else None
         if self._mark is not None and self._mark.exists() and self._has_come(self._mark):
             self.passed_s += self._step_s
+            if self.passed_s >= self._until_s:
+                self._mark.unlink()
         return time.monotonic() + self.passed_s
 
     def __getattr__(self, name: str) -> Any:
@@ -47,10 +51,12 @@ class PassingTime:
 
 
 @contextlib.contextmanager
-def passing_time(step_s: float = 2.0, has_come: Callable[[Path], bool] = Path.exists) -> Iterator[PassingTime]:
+def passing_time(
+    step_s: float = 2.0, has_come: Callable[[Path], bool] = Path.exists, until_s: float = math.inf
+) -> Iterator[PassingTime]:
     """Time that passes for the judges of this process."""
     with pytest.MonkeyPatch.context() as patch:
-        passing = PassingTime(step_s, has_come)
+        passing = PassingTime(step_s, has_come, until_s)
         patch.setattr("kernelwright.judge.isolation.process.time", passing)
         yield passing
 
@@ -74,8 +80,8 @@ def uses_the_processor(seconds: float) -> Callable[[Path], bool]:
     def has_come(mark: Path) -> bool:
         nonlocal spent_s
         try:
-            now_s = time.clock_gettime(process_clock(int(mark.read_text() or os.getpid())))
-        except OSError:  # it has ended
+            now_s = time.clock_gettime(process_clock(int(mark.read_text())))
+        except (OSError, ValueError):  # it has ended, or has not written who it is yet
             return False
         is_more = now_s >= spent_s + seconds
         spent_s = now_s if is_more else spent_s

@@ -197,8 +197,8 @@ def test_one_that_never_returns_is_rejected_with_what_it_did(judge, what):
 @pytest.mark.parametrize("name", exhaustive_but(["cicc", "cc1plus"], "cicc"))
 def test_a_compiler_at_work_may_take_longer_than_that(judge, name):
     settings = BRIEF.model_copy(update={"stall_limit_s": 8.0})
-    with passing_time(0.5, uses_the_processor(0.05)) as passing:
-        init = f"program({name!r}, {passing.hangs + chr(10) + BUSY!r})\nsubprocess.run([{name!r}], check=True)"
+    with passing_time(0.5, uses_the_processor(0.05), until_s=9.0) as passing:
+        init = f"program({name!r}, {passing.hangs + chr(10) + passing.waits!r})\nsubprocess.run([{name!r}], check=True)"
         found = judge.evaluate(RELU, candidate(init=init, top=FAKE), settings=settings)
     assert found.accepted, (found.reason, found.detail)
     assert passing.passed_s > settings.stall_limit_s
