@@ -33,7 +33,7 @@ from kernelwright.gpu.driver import CudaError
 from kernelwright.gpu.launch_spec import Target
 from kernelwright.gpu.launcher import Launcher, cuda_launcher_on
 from kernelwright.gpu.target import load_target
-from kernelwright.sass import MOVE_KINDS, Neighbourhood, Program, Schedule, load, move_to_json
+from kernelwright.sass import ANY_MOVE, MOVE_KINDS, Neighbourhood, Program, Schedule, load, move_to_json
 
 SLICE = 250
 """Schedules of one slice."""
@@ -49,8 +49,8 @@ MOST_BAD = 4
 _DIGEST_BYTES = 8
 _TRIES = 4
 """A slice ends after this many times as many plays as it wants schedules, since a play may lead to a known one."""
-EVERY_KIND = (Neighbourhood(kinds=("move",), hot_share=0.0), Neighbourhood(kinds=MOVE_KINDS))
-"""The first takes single instructions anywhere, the second makes moves and edits of every kind."""
+EVERY_KIND = (ANY_MOVE, Neighbourhood(kinds=MOVE_KINDS))
+"""The second makes moves and edits of every kind."""
 
 LauncherOn = Callable[[int, Any], Launcher]
 

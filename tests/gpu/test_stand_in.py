@@ -18,7 +18,7 @@ from kernelwright.gpu.launch_spec import TensorArgument
 from kernelwright.gpu.launcher import TURNS_VARIABLE, packed_arguments
 from kernelwright.gpu.target import load_target
 from kernelwright.judge.schedules import ContainedLauncher, Plan
-from kernelwright.sass import Schedule, load
+from kernelwright.sass import ANY_MOVE, Schedule, load
 from tests.gpu import stand_in
 from tests.gpu.fakes import SPEC, who_samples_when
 
@@ -86,7 +86,7 @@ def test_schedules_of_a_real_kernel_are_measured_and_nothing_leaks(log, row_sum)
     verdicts = {}
     with GpuBackend(program, target, check_all=True, factory=stand_in.stand_in, plan=plan, again=again) as backend:
         for _ in range(30):
-            schedule.play(schedule.random_move(rng))
+            schedule.play(ANY_MOVE.draw(schedule, rng))
             verdict = backend.measure(schedule)
             verdicts[id(verdict)] = verdict
             assert verdict.status is Status.MEASURED, verdict

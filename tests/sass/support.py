@@ -9,7 +9,7 @@ from functools import cache
 
 from kernelwright.gpu import disassemble
 from kernelwright.gpu.target import CORPUS, corpus_specs
-from kernelwright.sass import ControlWord, Kernel, Neighbourhood, Program, Schedule, load
+from kernelwright.sass import ANY_MOVE, ControlWord, Kernel, Neighbourhood, Program, Schedule, load
 from kernelwright.sass.latency import is_guarded
 
 NAMES = tuple(CORPUS)
@@ -91,7 +91,7 @@ def retuned(cubin: bytes, kernel: str | None = None, seed: int = 0) -> bytes:
     program = load(cubin, disassemble)
     schedule, rng = Schedule(program.kernel(kernel)), random.Random(seed)
     while not schedule.moved:
-        if (move := schedule.random_move(rng)) is not None:
+        if (move := ANY_MOVE.draw(schedule, rng)) is not None:
             schedule.play(move)
     return schedule.cubin(program)
 

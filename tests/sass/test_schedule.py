@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.gpu import disassemble
-from kernelwright.sass import Move, MoveError, Schedule, check, load
+from kernelwright.sass import ANY_MOVE, Move, MoveError, Schedule, check, load
 from kernelwright.sass.schedule import retime
 from tests.quick import exhaustive_but
 from tests.sass.support import ALL_SAMPLES, NAMES, build, def_use_graph, remembering
@@ -22,7 +23,7 @@ def played(sample, seed, moves, **options):
     schedule = Schedule(sample.kernel)
     rng = random.Random(seed)
     for _ in range(moves):
-        move = schedule.random_move(rng, **options)
+        move = replace(ANY_MOVE, **options).draw(schedule, rng)
         if move is not None:
             schedule.play(move)
     return schedule

@@ -1,6 +1,6 @@
 """Plays the assembly game by search, and gives all agents one interface; PPO is in `kernelwright.assembly.ppo`.
 
-An agent plays until its budget is spent. What it does follows from its seed and the costs alone, so a run that is repeated
+An agent plays until its budget is spent. Its play follows from its seed and the costs alone, so a run that is repeated
 on the same records repeats itself.
 """
 

@@ -60,7 +60,7 @@ class Measurement:
     blocks: int = 0
     """Number of timed blocks."""
     checked: bool = False
-    """Whether the outputs were compared with the original's."""
+    """True if the outputs were compared with the original's."""
 
     @property
     def relative(self) -> float | None:

@@ -75,7 +75,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Entry:
-        """Return the entry that an object spells.
+        """Return the entry that an object describes.
 
         Raises:
             KeyError, ValueError, UsageError: it spells none.

@@ -1,4 +1,4 @@
-"""Explains a winning schedule: spells it in as few moves as possible, and measures what each of them is worth.
+"""Explains a winning schedule: finds the fewest moves that lead there, and measures what each of them is worth.
 
 A search's own list of moves goes back and forth. Here each instruction that really changed its place has one move, those
 that travelled together are joined, and each such group is left out once to see what is lost.
@@ -35,7 +35,7 @@ _FILE_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of one instruction, spelled so that it can be played whatever was played before.
+    """One change of one instruction, which can be played whatever was played before.
 
     Attributes:
         index: the instruction, by its place in the original.

@@ -22,8 +22,14 @@ An observation is `Box(0, 1, (instructions, 18), float32)`, one row for each slo
 | 15 | pinned |
 | 16, 17 | how far it may go up, down by its dependences / instructions |
 
-The wider game has seven more: 18 opcode, as a fraction of the kernel's opcodes; 19 first register written,
-20-22 first three registers read, (number + 1) / 256; 23 inside a loop; 24 reuse bits / 7.
+The wider game has seven more columns:
+
+| column | meaning |
+| --- | --- |
+| 18 | opcode, as a fraction of the kernel's opcodes |
+| 19, 20-22 | first register written, first three registers read: (number + 1) / 256 |
+| 23 | inside a loop |
+| 24 | reuse bits / 7 |
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Tuning and deploying measure on a GPU; the rest needs none.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +207,7 @@ class PlayCommand:
     def __call__(self) -> None:
         from kernelwright.errors import InfrastructureError, UsageError
         from kernelwright.gpu import disassemble
-        from kernelwright.sass import Schedule, check_report
+        from kernelwright.sass import ANY_MOVE, Schedule, check_report
 
         cubin, out = self.cubin, self.out
         if out.exists() and cubin.exists() and out.samefile(cubin):
@@ -216,12 +216,13 @@ class PlayCommand:
         kernels = _chosen(program, self.kernel)
         schedules = [Schedule(kernel) for kernel in kernels]
         rng = random.Random(self.seed)
+        neighbourhood = replace(ANY_MOVE, max_distance=1, memory_only=True) if self.paper else ANY_MOVE
         before = sum(s.issue_cycles for s in schedules)
         played = 0
         open_schedules = list(schedules)
         while played < self.moves and open_schedules:
             schedule = rng.choice(open_schedules)
-            move = schedule.random_move(rng, max_distance=1 if self.paper else None, memory_only=self.paper)
+            move = neighbourhood.draw(schedule, rng)
             if move is None:
                 open_schedules.remove(schedule)
                 continue

@@ -13,7 +13,7 @@ from __future__ import annotations
 from kernelwright.errors import CubinError, ListingError, MoveError
 from kernelwright.sass.check import CheckReport, Violation, check, check_report
 from kernelwright.sass.instruction import ControlWord, Instruction
-from kernelwright.sass.neighbours import Neighbourhood
+from kernelwright.sass.neighbours import ANY_MOVE, Neighbourhood
 from kernelwright.sass.program import Block, Disassembler, Kernel, Program, load
 from kernelwright.sass.schedule import (
     MOVE_KINDS,
@@ -32,6 +32,7 @@ from kernelwright.sass.schedule import (
 )
 
 __all__ = [
+    "ANY_MOVE",
     "MOVE_KINDS",
     "AnyMove",
     "Block",

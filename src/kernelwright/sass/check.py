@@ -78,7 +78,7 @@ class CheckReport:
 
     @property
     def legal(self) -> bool:
-        """Whether the mutated cubin is a legal re-schedule."""
+        """Return whether the mutated cubin is a legal re-schedule."""
         return not self.violations
 
 
@@ -234,12 +234,12 @@ def _control_violations(old: Kernel, new: Kernel, order: list[int]) -> list[Viol
 
 
 def _counts_wrongly(old: Kernel, index: int, before: int | None, after: int | None) -> bool:
-    """Whether an instruction counts on a scoreboard on which it may not; the waits are proven apart."""
+    """Return whether an instruction counts on a scoreboard on which it may not; the waits are proven apart."""
     return before != after and (before is None or after is None or may_not_count(old, index, after))
 
 
 def _keeps_wrongly(new: Kernel, slot: int, explained: int, ends: set[int]) -> bool:
-    """Whether a reuse bit outside the mask `explained` is not one that `may_keep` allows in this place."""
+    """Return whether a reuse bit outside the mask `explained` is not one that `may_keep` allows in this place."""
     instruction = new.instructions[slot]
     unexplained = instruction.control.reuse & ~explained
     if not unexplained:

@@ -1,7 +1,7 @@
 """Identifies a cubin apart from its debug information, and carries a schedule over to another build of it.
 
 A compiler writes the path and the lines of the source into the file, so the same kernel has other bytes
-when its source moves or gains a comment. What runs is the rest. The identity hashes that rest, and a
+when its source moves or gains a comment. Only the rest runs. The identity hashes that rest, and a
 tuned schedule is put into any cubin of the same identity by replacing the code sections alone.
 
 Standard library only: the text of this module is also pasted into candidates that carry a tuned kernel.

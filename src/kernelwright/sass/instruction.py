@@ -85,7 +85,7 @@ class ControlWord:
         return replace(self, stall=stall)
 
     def is_encodable(self) -> bool:
-        """Whether the hardware has an encoding for this combination of stall, yield and reuse."""
+        """Return whether the hardware has an encoding for this combination of stall, yield and reuse."""
         if not 0 <= self.stall <= MAX_STALL:
             return False
         if not self.yields and (self.stall == 0 or self.stall > MAX_STALL_WITHOUT_YIELD):
@@ -274,7 +274,7 @@ class Instruction:
 
     @property
     def is_variable_latency(self) -> bool:
-        """Whether only a scoreboard tells that it is complete."""
+        """Return whether only a scoreboard tells that it is complete."""
         return (
             self.traits.pipe is Pipe.VARIABLE
             or self.control.write_barrier is not None
@@ -307,7 +307,7 @@ def hint_name(word: int) -> str:
 
 
 def has_safe_eviction(word: int) -> bool:
-    """Whether the eviction policy of a global access is one that leaves its meaning alone."""
+    """Return whether the eviction policy of a global access is one that leaves its meaning alone."""
     code = word >> EVICTION_SHIFT & 7
     return code < len(EVICTIONS) and EVICTIONS[code] != "LU"
 

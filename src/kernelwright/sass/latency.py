@@ -10,7 +10,7 @@ and a bypass which the assembler knows and this table does not stays intact.
 
 A port accepts a warp's instruction every so many cycles. The distances below are the least that ptxas 12.8 leaves in any
 of the kernels looked at (compute capabilities 8.0 to 9.0): 8 cycles between two MUFU in all of 230 pairs, 4 between two
-loads, 2 between two integer operations. Whether hardware holds back what comes too early is not known, so it is never
+loads, 2 between two integer operations. It is not known if hardware holds back what comes too early, so it is never
 tried.
 
 As with latencies, the rule is `new distance >= min(least original distance, table)`, where the least original distance is
@@ -55,23 +55,23 @@ def _pseudo(sync: bool, fence: bool) -> frozenset[str]:
 
 
 def is_guarded(instruction: Instruction) -> bool:
-    """Whether a predicate may switch the instruction off, leaving old values in place."""
+    """Return whether a predicate may switch the instruction off, leaving old values in place."""
     return instruction.predicate is not None and not instruction.predicate.endswith("T")
 
 
 def may_keep_old_values(instruction: Instruction) -> bool:
-    """Whether its definitions may leave earlier values: it can be switched off, or unpacks a mask of predicates."""
+    """Return whether its definitions may leave earlier values: it can be switched off, or unpacks a mask of predicates."""
     return is_guarded(instruction) or instruction.opcode in PREDICATE_FILE_WRITERS
 
 
 def touches_memory(instruction: Instruction) -> bool:
-    """Whether its order may matter for memory or for an in-order queue."""
+    """Return whether its order may matter for memory or for an in-order queue."""
     traits = instruction.traits
     return bool(traits.reads or traits.writes or traits.queue)
 
 
 def memory_conflict(first: Instruction, second: Instruction) -> bool:
-    """Whether the order of two instructions' memory accesses may matter.
+    """Return whether the order of two instructions' memory accesses may matter.
 
     Addresses are not compared: equal base registers do not prove that two threads' accesses are disjoint. Two
     asynchronous copies into shared memory have no order of their own.
@@ -83,7 +83,7 @@ def memory_conflict(first: Instruction, second: Instruction) -> bool:
 
 
 def vouches_for(earlier: Instruction, later: Instruction) -> bool:
-    """Whether a wait for `later` may stand for a wait for `earlier`.
+    """Return whether a wait for `later` may stand for a wait for `earlier`.
 
     They share an in-order queue, and `earlier` lacks a scoreboard that `later` has.
     """
@@ -98,7 +98,7 @@ def vouches_for(earlier: Instruction, later: Instruction) -> bool:
 
 
 def vouches_for_result(earlier: Instruction, later: Instruction) -> bool:
-    """Whether `vouches_for` holds for the result of `earlier`, not only for the reading of its sources.
+    """Return whether `vouches_for` holds for the result of `earlier`, not only for the reading of its sources.
 
     ptxas lets a guarded operation vouch for reads. For results it was never seen to do so, and an operation that is
     switched off may complete at once. Nor was it seen to count on the order of results from memory of different kinds, or
@@ -112,7 +112,7 @@ def vouches_for_result(earlier: Instruction, later: Instruction) -> bool:
 
 
 def is_read_before_written(reader: Instruction, writer: Instruction) -> bool:
-    """Whether a queue surely reads the sources of `reader` before a later `writer` writes its result.
+    """Return whether a queue surely reads the sources of `reader` before a later `writer` writes its result.
 
     ptxas counts on that among accesses to shared memory and among special functions only.
     """
@@ -122,7 +122,7 @@ def is_read_before_written(reader: Instruction, writer: Instruction) -> bool:
 
 
 def orders_memory(instruction: Instruction) -> bool:
-    """Whether later memory accesses may have to wait for its completion: fences, atomics, strong loads."""
+    """Return whether later memory accesses may have to wait for its completion: fences, atomics, strong loads."""
     return instruction.traits.is_fence or not instruction.traits.reads.isdisjoint(instruction.traits.writes)
 
 
@@ -183,7 +183,7 @@ def bound_cycles(kind: Dependence, resource: str, producer: Instruction, consume
 
 
 def has_unknown_latency(instruction: Instruction) -> bool:
-    """Whether nothing is known of when the instruction reads and writes (barriers, HGMMA, ...)."""
+    """Return whether nothing is known of when the instruction reads and writes (barriers, HGMMA, ...)."""
     return instruction.traits.pipe not in _RESULT_CYCLES and instruction.traits.pipe is not Pipe.CONTROL
 
 

@@ -55,7 +55,7 @@ class Neighbourhood:
             slots = [s for s in slots if instructions[schedule.order[s]].traits.is_memory]
         if not slots:
             return None
-        inside = loop_slots(schedule.kernel)
+        inside = loop_slots(schedule.original) if self.hot_share else frozenset()
         hot = [s for s in slots if s in inside]
         for attempt in range(attempts):
             if attempt % _TRIES_PER_KIND == 0:
@@ -65,6 +65,10 @@ class Neighbourhood:
             if move is not None and schedule.is_legal(move):
                 return move
         return None
+
+
+ANY_MOVE = Neighbourhood(kinds=("move",), hot_share=0.0)
+"""Single instructions anywhere, as far as is legal."""
 
 
 @lru_cache(maxsize=64)
@@ -155,7 +159,7 @@ def play_sweep(schedule: Schedule, rng: random.Random, hot_share: float = 0.8) -
     A stretch of instructions with one opcode is shifted by some slots, laid out with a gap between each two (none gathers
     them), or has its yields flipped. `hot_share` of the draws choose a block inside a loop, if there is one.
     """
-    inside = loop_slots(schedule.kernel)
+    inside = loop_slots(schedule.original)
     movable = set(schedule.movable_slots)
     every, hot = [], []
     for block in schedule.kernel.blocks:

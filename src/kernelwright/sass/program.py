@@ -178,7 +178,7 @@ def _blocks(instructions: Sequence[Instruction], labels: Mapping[str, int]) -> t
 
 
 def _may_fall_through(last: Instruction) -> bool:
-    """Whether the instruction behind a block's last may be next.
+    """Return whether the instruction behind a block's last may be next.
 
     A branch can depend on more than its guard: `BRA P1`, `BRA.DIV UR4` and the like name the condition.
     """
@@ -219,5 +219,5 @@ def _unreached(blocks: Sequence[Block]) -> frozenset[int]:
 
 
 def _is_final_loop(instructions: Sequence[Instruction], block: Block) -> bool:
-    """Whether a block is the unreachable branch to itself that ends every kernel."""
+    """Return whether a block is the unreachable branch to itself that ends every kernel."""
     return block.stop - block.start == 1 and instructions[block.start].opcode == "BRA" and block.successors == (block.index,)

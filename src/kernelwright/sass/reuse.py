@@ -44,8 +44,8 @@ _KEPT_NOWHERE = {120: frozenset({"HMMA"})}
 
 ptxas 12.8 keeps no operand of any of the 216 HMMA for 12.0 that were looked at: it never puts two next to each other.
 nvdisasm 12.8 and 13.2 cannot read one that keeps operand a and does not yield, whatever its stall (without a yield
-they read b alone, with one more). Of all other words that these rules can make of the corpus for 8.0 to 12.0, that
-of 12.8 reads every one, and ptxas keeps for 10.0 and 12.0, too, what rule 2 allows (in 230 and 219 places, all of them).
+they read b alone, with one more). nvdisasm 12.8 reads all other words that these rules make of the
+corpus for 8.0 to 12.0. ptxas keeps for 10.0 and 12.0, too, what rule 2 allows (in 230 and 219 places, all of them).
 """
 _KEPT_REGISTER = re.compile(r"\bR(\d+)\|?\.reuse")
 _PLAIN_REGISTER = re.compile(r"^[-~]?\|?R(\d+)\|?$")
@@ -80,13 +80,13 @@ def _reader_distance(instructions: Sequence[Instruction], index: int, shift: int
 
 
 def same_run(order: Sequence[int], slot: int, span: int) -> bool:
-    """Whether the instruction in `slot` is followed by its original `span` followers."""
+    """Return whether the instruction in `slot` is followed by its original `span` followers."""
     index = order[slot]
     return order[slot : slot + span + 1] == list(range(index, index + span + 1))
 
 
 def may_keep(first: Instruction, follower: Instruction, operand: int, architecture: int) -> bool:
-    """Whether `first` may keep source `operand` for the next instruction of its block, by rule 2."""
+    """Return whether `first` may keep source `operand` for the next instruction of its block, by rule 2."""
     if first.opcode != follower.opcode or operand not in _KEEPABLE.get(first.opcode, ()):
         return False
     if first.opcode in _KEPT_NOWHERE.get(architecture, ()):
@@ -113,5 +113,5 @@ def _register(instruction: Instruction, operand: int) -> int | None:
 
 
 def allows_reuse(control: ControlWord) -> bool:
-    """Whether reuse bits have an encoding beside this stall and yield."""
+    """Return whether reuse bits have an encoding beside this stall and yield."""
     return not control.yields and 0 < control.stall <= MAX_STALL_WITHOUT_YIELD

@@ -10,7 +10,6 @@ moves replays from the original order only.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -213,7 +212,7 @@ _KINDS: dict[str, type[AnyMove]] = {
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 MOVE_KINDS = tuple(_KINDS)
-"""Names of the kinds of moves, as JSON spells them."""
+"""Names of the kinds of moves in JSON."""
 
 
 def inverse_of(move: AnyMove) -> AnyMove:
@@ -239,10 +238,10 @@ def move_to_json(move: AnyMove) -> list[str | int]:
 
 
 def move_from_json(value: object) -> AnyMove:
-    """Return the move that such a list spells.
+    """Parse a move from its JSON list.
 
     Raises:
-        MoveError: it spells none.
+        MoveError: it is not a valid move.
     """
     if isinstance(value, Sequence) and not isinstance(value, str) and value and value[0] in MOVE_KINDS:
         kind = _KINDS[value[0]]
@@ -332,7 +331,7 @@ class Schedule:
         return range(max(low, first), min(high - 1, last) + 1)
 
     def is_legal(self, move: AnyMove) -> bool:
-        """Whether `move` changes something, keeps every dependence and has control words that satisfy all rules."""
+        """Return whether `move` changes something, keeps every dependence and has control words that satisfy all rules."""
         return self._outcome(move) is not None
 
     def legal_moves(self, max_distance: int | None = None, memory_only: bool = False) -> Iterator[Move]:
@@ -345,33 +344,6 @@ class Schedule:
                     move = Move(slot, target)
                     if self.is_legal(move):
                         yield move
-
-    def random_move(
-        self,
-        rng: random.Random,
-        attempts: int = 64,
-        max_distance: int | None = None,
-        memory_only: bool = False,
-    ) -> Move | None:
-        """Return a random one of `legal_moves`, or None when `attempts` draws found none."""
-        slots = list(self._segment_of)
-        if memory_only:
-            slots = [s for s in slots if self.kernel.instructions[self.order[s]].traits.is_memory]
-        if not slots:
-            return None
-        for _ in range(attempts):
-            source = rng.choice(slots)
-            window = self.window(source)
-            first, last = window[0], window[-1]
-            if max_distance is not None:
-                first, last = max(first, source - max_distance), min(last, source + max_distance)
-            if first == last:
-                continue
-            target = rng.randrange(first, last)
-            move = Move(source, target if target < source else target + 1)
-            if self.is_legal(move):
-                return move
-        return None
 
     def play(self, move: AnyMove) -> None:
         """Make a legal move.
@@ -456,7 +428,7 @@ class Schedule:
         return control
 
     def _is_undisturbed(self, slot: int) -> bool:
-        """Whether the instruction in `slot` has its original followers, as far as its operands are kept for them."""
+        """Return whether the instruction in `slot` has its original followers, as far as its operands are kept for them."""
         index = self.order[slot]
         if index in self._spans:
             return same_run(self.order, slot, self._spans[index])
@@ -552,7 +524,7 @@ class Schedule:
         return _Outcome(self._segment_of[move.slot][0], None, stalls, index, changed, kernel)
 
     def _fits(self, move: ClusterMove) -> bool:
-        """Whether dependences let the run go there."""
+        """Return whether dependences let the run go there."""
         segment = self._segment_of.get(move.source)
         if segment is None or move.count < 1 or move.source == move.target:
             return False

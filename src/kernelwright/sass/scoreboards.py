@@ -164,7 +164,7 @@ def _recontrolled(instruction: Instruction, **changes: Any) -> Instruction:
 
 
 def may_not_count(kernel: Kernel, index: int, number: int) -> bool:
-    """Whether an instruction may not count on another scoreboard: it is fixed or synchronises, or a DEPBAR counts there.
+    """Return whether an instruction is fixed or synchronises, or a DEPBAR counts on its scoreboard or the new one.
 
     A DEPBAR with a count relies on which operations are on its scoreboard, and in which order they end.
     """
@@ -177,7 +177,7 @@ def may_not_count(kernel: Kernel, index: int, number: int) -> bool:
 
 
 def crowded(kernel: Kernel, instructions: Sequence[Instruction]) -> bool:
-    """Whether more instructions of some block count on one scoreboard than the assembler let count on any."""
+    """Return whether more instructions of some block count on one scoreboard than the assembler let count on any."""
 
     def most(code: Sequence[Instruction]) -> int:
         counts = Counter(
