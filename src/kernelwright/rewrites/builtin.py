@@ -124,8 +124,8 @@ def _plan(task: TaskContext, context: Context) -> Iterator[tuple[Recipe, str | N
 def _of_blocks(task: TaskContext, context: Context) -> Iterator[Recipe]:
     """Recipes that the search of one of equal submodules has found for all of them, the best of them for the whole's graph,
     which fuses across their ends, and wrappers that alone did as well."""
-    blocks = [block for block in task.searched if block.paths in task.blocks and block.recipes]
-    paths = tuple(block.paths for block in blocks)
+    blocks = [block for block in task.searched if block.equal.paths in task.blocks and block.recipes]
+    paths = tuple(block.equal.paths for block in blocks)
     carried: list[Recipe] = []
     for place in range(max((len(block.recipes) for block in blocks), default=0)):
         chosen = tuple(block.recipes[min(place, len(block.recipes) - 1)] for block in blocks)
@@ -136,7 +136,7 @@ def _of_blocks(task: TaskContext, context: Context) -> Iterator[Recipe]:
     if any(one.candidate(OWN_POLICY, None).sha256 not in context.seen for one in made):
         return  # the whole is traced while these are screened
     task.trace_whole()
-    for recipe in max(blocks, key=lambda block: block.calls).recipes[:1] if blocks else ():
+    for recipe in max(blocks, key=lambda block: block.equal.calls).recipes[:1] if blocks else ():
         yield from with_graph(recipe) if task.on_gpu else (recipe,)
     for kind in dict.fromkeys(kind for block in blocks for kind in block.wrappers):
         yield Recipe((WrapperPass(kind),))

@@ -6,7 +6,7 @@ A pass is a class of `passes`. `TaskContext` carries recipes out on one task, ea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -27,6 +27,7 @@ from kernelwright.rewrites.graph import (
 from kernelwright.rewrites.order import Place
 from kernelwright.rewrites.rules import rewrite
 from kernelwright.rewrites.tracing import CarriedStateError, OperatorGraph, Trace, UntraceableError, trace, trace_block
+from kernelwright.tasks.in_memory.repeated import EqualModules
 
 CONVOLUTIONS_2D = (aten.conv2d, aten.conv_transpose2d)
 _COPIED_BYTES = 128 << 20
@@ -104,13 +105,7 @@ class SearchedBlock:
 
     task: Task
     """The one that was searched, as a task of its own."""
-    paths: tuple[str, ...]
-    """All of them in the model."""
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    """Arguments of one call."""
-    calls: int
-    """Calls of all of them in one call of the model."""
+    equal: EqualModules
     recipes: tuple[Recipe, ...] = ()
     """The fastest by estimate, best first, without wrappers."""
     wrappers: tuple[str, ...] = ()
@@ -218,8 +213,9 @@ class TaskContext:
         """Trace a task, or of equal submodules one; `trace_whole` then traces the rest when there is time."""
         context = cls(task, device, searched=blocks)
         for block in blocks:
-            if (part := trace_block(block.task, block.args, dict(block.kwargs))) is not None:
-                context.blocks[block.paths] = replace(part, paths=tuple(f"model.{path}" for path in block.paths))
+            paths, inputs = block.equal.paths, block.equal.inputs
+            if (part := trace_block(block.task, inputs.args, inputs.kwargs)) is not None:
+                context.blocks[paths] = replace(part, paths=tuple(f"model.{path}" for path in paths))
         if context.blocks:
             context.obstacle = "its layers are equal, and one was traced for all"
             context.draws = any(map(_draws, context.blocks.values()))
@@ -229,7 +225,7 @@ class TaskContext:
 
     def trace_whole(self) -> None:
         """Trace the task, unless it is traced or has very many layers; when that fails, note why."""
-        if self.trace is not None or sum(block.calls for block in self.searched if self.blocks) > _TRACED_WHOLE:
+        if self.trace is not None or sum(block.equal.calls for block in self.searched if self.blocks) > _TRACED_WHOLE:
             return
         try:
             self.trace = traced = trace(self.task)

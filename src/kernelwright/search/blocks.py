@@ -30,8 +30,6 @@ _RECIPES = 3
 class BlockResult:
     """Outcome of the search of one of several equal submodules. Printed, it tells what that can mean for the whole."""
 
-    name: str
-    """The submodules in words."""
     block: SearchedBlock
     share: float
     """Share of the model's time that they take."""
@@ -51,8 +49,8 @@ class BlockResult:
 
     def __str__(self) -> str:
         return (
-            f"{self.name} take {self.share:.0%} of the time; {self.search.screened} screened on one for all: about "
-            f"{self.alone:.2f}x alone, which makes {self.in_the_whole:.2f}x of the whole, of {self.bound:.2f}x at most"
+            f"{self.block.equal.name} take {self.share:.0%} of the time; {self.search.screened} screened on one for all: "
+            f"about {self.alone:.2f}x alone, which makes {self.in_the_whole:.2f}x of the whole, of {self.bound:.2f}x at most"
         )
 
 
@@ -86,9 +84,9 @@ def search_blocks(
             tell(f"searching one of {kind.name} for all")
             found = search(task, device=device, out=out / f"block-{number}")
             looks = ranked([*RunDirectory(found.run).screened()])
-            block = SearchedBlock(task, kind.paths, kind.inputs.args, kind.inputs.kwargs, kind.calls, *_fastest(looks))
+            block = SearchedBlock(task, kind, *_fastest(looks))
             alone = max([1.0, *(look.estimate or 1.0 for look in looks[:1])])
-            results.append(BlockResult(kind.name, block, share, found, alone))
+            results.append(BlockResult(block, share, found, alone))
     except (ModelError, TaskError, InfrastructureError) as error:
         tell(f"no layer is searched for all: {error}")
         return []
