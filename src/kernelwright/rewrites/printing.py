@@ -60,14 +60,13 @@ class OpPrinter:
     def text(self, item: Any) -> str:
         """An argument: a node, a list with nodes in it, or a constant."""
         if isinstance(item, fx.Node):
-            return self._names[item] if item in self._names else self._expression(item)
+            if item in self._names:
+                return self._names[item]
+            text = cast(str, item.meta["expression"])
+            return f"{text[:-1]}, device={self._device})" if item.meta["role"] == "literal" else text
         if isinstance(item, list | tuple) and any(isinstance(part, fx.Node) for part in item):
             return "[" + ", ".join(map(self.text, item)) + "]"
         return self._device if isinstance(item, torch.device) else literal(item)
-
-    def _expression(self, placeholder: fx.Node) -> str:
-        text = cast(str, placeholder.meta["expression"])
-        return f"{text[:-1]}, device={self._device})" if placeholder.meta["role"] == "literal" else text
 
     def call(self, node: fx.Node) -> str:
         """The whole call."""

@@ -37,7 +37,9 @@ SERIAL = 1 << 15
 def accepts(program: LoopProgram) -> bool:
     """True where this printer can print a program; stores do not matter, because they are dense."""
     nest, signature = dense_nest(program)
-    if not program.is_of_tiles or program.finds_indices or program.converts or not program.is_of_float32:
+    if program.windows or program.scans or program.convolution or program.multiplied or program.finds_indices:
+        return False
+    if program.converts or not program.is_of_float32:
         return False
     if any(stride not in (0, 1) for stride in nest.lanes.strides[: len(signature.loads)]):
         return False

@@ -114,10 +114,6 @@ def _follows(program: LoopProgram, members: list[fx.Node]) -> bool:
     return active and all(dtype(member) == dtype(program.multiplied.left) for member in members)
 
 
-def _dense(node: fx.Node) -> bool:
-    return value(node).stride() == contiguous_strides(shape(node)) or value(node).is_contiguous()
-
-
 def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[FusionGroup]:
     """Groups worth a kernel: at least two operators, or one of those that are worth a kernel `alone`."""
     nodes = list(graph.nodes)
@@ -126,7 +122,9 @@ def find(graph: fx.Graph, maker: KernelMaker, alone: tuple[Any, ...]) -> list[Fu
     member_of: dict[fx.Node, FusionGroup] = {}
     for node in nodes:
         packet = packet_of(node)
-        if node.op != "call_function" or not is_tensor(node) or not _dense(node):
+        if node.op != "call_function" or not is_tensor(node):
+            continue
+        if not value(node).is_contiguous() and value(node).stride() != contiguous_strides(shape(node)):
             continue
         if not any(packet in known for known in (LOWERINGS, ROW_OPERATORS, ALONG_THE_OUTPUT, PRODUCTS)):
             continue

@@ -192,11 +192,6 @@ class LoopProgram:
         rounded = any(step.name in ROUNDED.values() for step in self.steps)
         return not rounded and all(load.dtype not in ROUNDED for load in self.loads.values())
 
-    @property
-    def is_of_tiles(self) -> bool:
-        """True where it has neither windows nor scans nor products, so that tiles of rows or columns compute it."""
-        return not (self.windows or self.scans or self.convolution or self.multiplied)
-
     def load(self, node: fx.Node, strides: Sequence[int], offset: int = 0, window: Window | None = None) -> int:
         """A step that reads an outside tensor."""
         wanted = Load(node, tuple(strides), offset, window)

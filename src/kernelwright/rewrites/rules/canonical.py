@@ -354,7 +354,10 @@ def canonical_softmax(editor: Editor, node: fx.Node) -> fx.Node | None:
     if exponential is None or not is_call(exponential, aten.exp) or _source(total, aten.sum) is not exponential:
         return None
     found = _stabilised(exponential)
-    return editor.call(node, aten.softmax.int, *found) if found and total and _keeps(total, found[1]) else None
+    if found is None or total is None or not argument(total, "keepdim"):
+        return None
+    same = dims_of(argument(total, "dim"), len(shape(exponential))) == (found[1],)
+    return editor.call(node, aten.softmax.int, *found) if same else None
 
 
 def _stabilised(exponential: fx.Node) -> tuple[fx.Node, int] | None:
@@ -369,10 +372,6 @@ def _stabilised(exponential: fx.Node) -> tuple[fx.Node, int] | None:
         return None
     dims = dims_of(argument(largest, "dim"), len(shape(x)))
     return (x, dims[0]) if dims and len(dims) == 1 and argument(largest, "keepdim") else None
-
-
-def _keeps(node: fx.Node, dim: int) -> bool:
-    return dims_of(argument(node, "dim"), len(shape(argument(node, "self")))) == (dim,) and bool(argument(node, "keepdim"))
 
 
 def drop_indices(editor: Editor) -> int:

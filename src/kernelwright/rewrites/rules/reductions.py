@@ -111,13 +111,10 @@ def push_reduction_through_product(editor: Editor, node: fx.Node) -> fx.Node | N
     dims, inner = reduced_dims(node), read_once(node.args[0])
     if node.kwargs or not dims or inner is None:
         return None
-    if is_call(inner, aten.linear) or (is_call(inner, aten.addmm) and _beta_alpha(inner)):
+    is_scaled = is_call(inner, aten.addmm) and argument(inner, "beta") == argument(inner, "alpha")
+    if is_call(inner, aten.linear) or (is_scaled and len(shape(argument(inner, "self"))) == 1):
         return _reduced_linear(editor, node, inner, dims)
     return _reduced_product(editor, node, inner, dims) if is_call(inner, aten.matmul, aten.mm, aten.bmm) else None
-
-
-def _beta_alpha(node: fx.Node) -> bool:
-    return argument(node, "beta") == argument(node, "alpha") and len(shape(argument(node, "self"))) == 1
 
 
 def _reduce(editor: Editor, node: fx.Node, source: fx.Node, dims: list[int], keepdim: bool) -> fx.Node:

@@ -116,19 +116,21 @@ def last_step_of_reverse(editor: Editor) -> int:
         steps = 1 if argument(node, "batch_first") else 0
         layers = int(argument(node, "num_layers"))
         random = argument(node, "train") and float(argument(node, "dropout")) > 0 and layers > 1
-        if random or not argument(node, "has_biases") or not all(_reads_last(user, output, steps) for user in output.users):
+        rank, ends = len(shape(output)), (-1, shape(output)[steps] - 1)
+        if (
+            random
+            or not argument(node, "has_biases")
+            or not all(
+                is_call(user, aten.select) and argument(user, "dim") % rank == steps and argument(user, "index") in ends
+                for user in output.users
+            )
+        ):
             continue
         last = _cut(editor, node, layers, steps)
         for user in list(output.users):
             editor.replace(user, last)
         count += 1
     return count
-
-
-def _reads_last(user: fx.Node, output: fx.Node, steps: int) -> bool:
-    if not is_call(user, aten.select) or argument(user, "dim") % len(shape(output)) != steps:
-        return False
-    return argument(user, "index") in (-1, shape(output)[steps] - 1)
 
 
 def _cut(editor: Editor, node: fx.Node, layers: int, steps: int) -> fx.Node:

@@ -35,7 +35,7 @@ def kernel_text(*names: str, **values: object) -> str:
         KeyError: a place has no value.
     """
     joined = "".join(map(_read, names))
-    return filled(joined, **values) if values else joined
+    return string.Template(joined).substitute(values) if values else joined
 
 
 @functools.cache
@@ -43,15 +43,6 @@ def knob_table(template: str) -> dict[str, Any]:
     """Knobs of a template that are worth a look, from `knobs.toml`."""
     table: dict[str, Any] = tomllib.loads(_read("knobs.toml"))[template]
     return table
-
-
-def filled(text: str, **values: object) -> str:
-    """The text with a value at each of its places.
-
-    Raises:
-        KeyError: a place has no value.
-    """
-    return string.Template(text).substitute(values)
 
 
 def raw_literal(text: str) -> str:

@@ -45,7 +45,6 @@ from kernelwright.rewrites.templates.base import (
     Kernels,
     TemplateKernel,
     block,
-    filled,
     kernel_text,
     knob_table,
     raw_literal,
@@ -202,7 +201,7 @@ def cuda_head(knobs: Knobs, epilogue: tuple[Fragment, ...] = ()) -> str:
     """Definitions that come before the kernels for these knobs and this epilogue."""
     size = knobs.block_n // 2
     places = (f"tensors.at[{index}]" for index in itertools.count())
-    steps = (filled(part.cuda, tensor=next(places)) if part.tensor else part.cuda for part in epilogue)
+    steps = (part.cuda.replace("$tensor", next(places)) if part.tensor else part.cuda for part in epilogue)
     return kernel_text(
         "split_head.cu.txt",
         **asdict(knobs),
