@@ -180,6 +180,20 @@ def test_in_place_operators_on_own_values_are_made_functional() -> None:
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("forward", "init"),
+    [
+        ("return self.d(a.flatten(1)) * 2", "self.d = nn.Dropout(0.4, inplace=True)"),
+        ("return a * a.new_empty(4, 1).bernoulli_(0.6) if self.training else a * 1.0", "pass"),
+        ("b = a * 2\nc = b.view(6, 4)\nc.mul_(3)\nreturn c + 1", "pass"),
+    ],
+    ids=["dropout of a view", "stochastic depth", "a view of what nobody reads later"],
+)
+def test_writes_that_nobody_else_sees_are_made_functional(forward: str, init: str) -> None:
+    done = apply_rules(task_text(f"a = a * 1.5\n{forward}", "N(4, 6)", init), "remove-unused")
+    compare(done.reference, done.source, 1e-6)
+
+
 def test_batch_norm_keeps_its_running_statistics() -> None:
     text = task_text("return self.n(a * 1.0) * 1.0", "N(8, 5)", "self.n = nn.BatchNorm1d(5)")
     done = apply_rules(text, "remove-noops")

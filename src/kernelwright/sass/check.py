@@ -7,7 +7,7 @@ the encodability of every control word.
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -290,10 +290,11 @@ def _register_order(old: Kernel, order: list[int], start: int, stop: int) -> lis
                 violations.append(_order_violation(old, "waw", name, first, second, rank[second]))
         # Where the definitions keep their order, a reader can only have left the two between which it stood.
         for reader in readers.get(name, ()):
-            behind = bisect(defining, reader)
+            behind = bisect_left(defining, reader)
             for writer in defining[max(0, behind - 1) : behind]:
-                if writer != reader and rank[writer] > rank[reader]:
+                if rank[writer] > rank[reader]:
                     violations.append(_order_violation(old, "raw", name, writer, reader, rank[reader]))
+            behind = bisect(defining, reader)
             for writer in defining[behind : behind + 1]:
                 if rank[writer] < rank[reader]:
                     violations.append(_order_violation(old, "war", name, reader, writer, rank[writer]))
