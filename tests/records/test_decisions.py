@@ -41,7 +41,7 @@ def screened(source, estimate, **changes):
     [
         ("cuda-graph", Compiles.NOTHING),
         ("cudnn-benchmark", Compiles.NOTHING),
-        ("channels-last", Compiles.NOTHING),
+        ("channels-last-cuda-graph", Compiles.NOTHING),
         ("compile", Compiles.INDUCTOR),
         ("compile-cuda-graph", Compiles.INDUCTOR),
         ("compile-max-autotune", Compiles.VARIANTS),

@@ -224,7 +224,9 @@ def join_linears(editor: Editor) -> int:
     for node in editor.nodes(aten.linear):
         source, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
         state = [item for item in (weight, bias) if item is not None]
-        is_live = all(item.op == "placeholder" and item.meta["role"] == "state" and len(item.users) == 1 for item in state)
+        is_live = all(
+            item.op == "placeholder" and item.meta["role"] == "parameter" and len(item.users) == 1 for item in state
+        )
         if is_live and dtype(node) != torch.float32:
             found.setdefault((source, bias is None), []).append(node)
     groups = [members for members in found.values() if len(members) > 1]
