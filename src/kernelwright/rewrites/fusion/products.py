@@ -216,7 +216,7 @@ class ProductKernel(TritonKernel):
         ]
 
     def _tile_steps(self, at: Position, axis: str) -> list[str]:
-        """What follows the product."""
+        """Statements of the steps behind the product."""
         (index,) = (index for index, step in enumerate(self.program.steps) if step.name == "product")
         done = {index, *map(int, self.program.steps[index].operands)}
         return self._steps([index for index in range(len(self.program.steps)) if index not in done], at)
