@@ -61,7 +61,7 @@ class CompiledPart:
         self._weights: list[int] = []
         self._inputs: list[int] = []
         self._modules: dict[tuple[int, ...], nn.Module] = {}
-        """What runs, by the addresses of the weights that it holds."""
+        """The module that runs, by the addresses of the weights that it holds."""
         self._is_refused = False
 
     def __call__(self, *arguments: Any) -> Any:

@@ -48,7 +48,7 @@
         ├── RuleError                        a rewrite rule raised, or never ends
         └── UnfitSettingError                a suite's setting does not fit its task's functions
 
-What a user can see is defined here; internal errors stand beside the code that raises them, since they carry its types.
+Errors that a user can see are defined here. Internal ones stand with the code that raises them, and carry its types.
 A candidate that fails is never an error: its failure is a verdict with a reason code (`kernelwright.records.Reason`).
 Every message says what was wanted, what was found, and what to do.
 """

@@ -17,13 +17,13 @@ import subprocess
 from pathlib import Path
 
 TEXT_LIMIT_BYTES = 16 << 20
-"""Of code and settings that a person wrote. Our choice."""
+"""Limit of code and settings that a person wrote, in bytes. Our choice."""
 BINARY_LIMIT_BYTES = 256 << 20
-"""Of machine code and of a suite. Our choice."""
+"""Limit of machine code and of a suite, in bytes. Our choice."""
 
 
 def has_text_name(path: Path | str) -> bool:
-    """Whether a path is UTF-8. Other bytes reach Python as halves of surrogate pairs, which no record can hold."""
+    """True where a path is UTF-8. Other bytes reach Python as halves of surrogate pairs, which no record can hold."""
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
@@ -79,7 +79,7 @@ def remove_tree(folder: Path) -> None:
 
 
 FOLDERS = ("models", "runs")
-"""First parts of names that are folders by custom; on the hub nobody is called so."""
+"""First parts of names that are folders by custom; no account of the hub has such a name."""
 _HUB_NAME = re.compile(r"(?:([\w][\w.-]*)/)?[\w][\w.-]*")
 
 

@@ -7,7 +7,7 @@
 
 Every file is written whole and renamed into place, cubins under the hash of their contents, the entry last: any
 number of processes may write and read at once, and a reader, who needs no lock, sees one entry with its own cubin.
-What does not match its hash is ignored, with a warning.
+A file that does not match its hash is ignored, with a warning.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TunedCache:
         self.root = default_root() if root is None else root
 
     def put(self, entry: CacheEntry, cubin: bytes) -> Path:
-        """Keep a tuned kernel, in place of an earlier one for the same key; return its directory.
+        """Keep a tuned kernel, which replaces an earlier one for the same key; return its directory.
 
         Raises:
             UsageError: the bytes are not those that the entry names, or the directory cannot be written.
@@ -210,7 +210,7 @@ class TunedCache:
             _log.info("the comparison of %s is not remembered: %s", entry.entry, error)
 
     def is_verified(self, entry: CacheEntry, gpu: GpuIdentity) -> bool:
-        """Whether `mark_verified` was called for this cubin, GPU and driver."""
+        """True where `mark_verified` was called for this cubin, GPU and driver."""
         return self._mark(entry, gpu).is_file()
 
     def _mark(self, entry: CacheEntry, gpu: GpuIdentity) -> Path:

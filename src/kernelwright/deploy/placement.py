@@ -92,7 +92,7 @@ class _Code:
             ),
             None,
         )
-        """Where one weight is, and its dtype and device: `to` changes those of all."""
+        """Table, name, dtype and device of one weight. A call of `to` changes those of all, so one tells."""
         self._device_type = call.examples[0].tensors[0].device.type
 
     def _check(self, model: nn.Module, call: ModelCall) -> None:
@@ -208,7 +208,7 @@ def place(model: nn.Module, placements: Sequence[ConfirmedCode]) -> nn.Module:
 
 
 def _operators_are_watched() -> bool:
-    """Whether somebody follows a call operator by operator, which a kernel of its own escapes.
+    """True where somebody follows a call operator by operator, which a kernel of its own escapes.
 
     Those are torch.func's transforms, forward-mode derivatives, and dispatch modes such as make_fx and fake tensors.
     """
@@ -220,7 +220,7 @@ def _operators_are_watched() -> bool:
 
 
 def _needs_gradients(model: nn.Module, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether gradients are to flow through this call: none were checked, and most kernels carry none."""
+    """True where gradients are to flow through this call. None were checked, and most kernels carry none."""
     if not torch.is_grad_enabled() or not any(one.requires_grad for one in (*tensors, *model.parameters())):
         return False
     if not model.training:

@@ -53,7 +53,7 @@ _NUMBERED = re.compile(r"(\d+)[_.-].+")
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A suite with a user's candidates in place of its own."""
+    """A suite whose candidates are a user's."""
 
     suite: Suite
     """The tasks that have a candidate, one entry for each."""
@@ -93,7 +93,7 @@ def chosen_tasks(suite: Suite, names: Sequence[str]) -> Suite:
 
 
 def with_candidates(suite: Suite, path: Path) -> Attached:
-    """The suite with the candidates of a folder, or of a file of JSON lines, in place of its own.
+    """The suite with the candidates of a folder, or of a file of JSON lines, without its own.
 
     Args:
         suite: The tasks.
@@ -161,7 +161,7 @@ class _TaskNames:
 
 
 def _names_of(entry: SuiteEntry) -> Iterator[str]:
-    """The id and every end of it; the same with the name of the task's file in place of its number."""
+    """The id and every end of it; the same with the name of the task's file for its number."""
     parts = entry.task.id.split("/")
     ends = [parts, [*parts[:-1], PurePath(entry.task.origin).stem]] if entry.task.origin.endswith(".py") else [parts]
     for end in ends:

@@ -370,7 +370,7 @@ Spelling = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 
 def _spellings(parts: Parts) -> list[Spelling]:
-    """Ways to spell all parts, the task's own first; where there are many, some of them, always the same."""
+    """Ways to write all parts, the task's own first: always the same some where there are many."""
     each = [[((), part.lines), *(((name,), lines) for name, lines in part.alternatives.items())] for part in parts]
     own, *alternatives = itertools.product(*each)
     if len(alternatives) > MOST_SPELLINGS:
@@ -388,7 +388,7 @@ def _parts(task: Task) -> Parts | None:
 
 
 def _kernels(parts: Parts) -> Iterator[Variation]:
-    """The pointwise parts, or these and the tail, as one Triton kernel, after each way to spell the source."""
+    """The pointwise parts, or these and the tail, as one Triton kernel, after each way to write the source."""
     source, *middle, tail = parts
     if any(part.triton is None for part in middle):
         return

@@ -281,8 +281,8 @@ def _permuted_storage(x: torch.Tensor, *order: int) -> torch.Tensor:
 
 
 def _transposed_storage(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Channels of images and volumes lie last in memory; other tensors have their last two dimensions swapped there. What is
-    not contiguous becomes so."""
+    """Channels of images and volumes lie last in memory; other tensors have their last two dimensions swapped there. A
+    tensor that is not contiguous becomes contiguous."""
     if x.dim() < 2 or not x.is_contiguous():
         return x.contiguous()
     if x.dim() in CHANNELS_LAST:

@@ -62,7 +62,7 @@ class TensorForm:
     outline: torch.Tensor
     invariants: frozenset[Invariant] = frozenset()
     kinds: frozenset[str] = frozenset()
-    """What it may be varied as: an invariant to be broken, or one of the words below."""
+    """The ways to vary it: an invariant to be broken, or one of the words below."""
 
     @classmethod
     def of(cls, one: torch.Tensor, other: torch.Tensor) -> TensorForm:

@@ -3,8 +3,8 @@
 KernelBench (Ouyang et al., arXiv 2502.10517) comes from a checkout or from the Hugging Face hub.
 
 CUDA-L1's release (arXiv 2507.14111) has 250 tasks of an older KernelBench with the kernels found. Each file
-`optimized_cuda_code/<gpu>.json` holds one JSON object a line: `ref_code` is the task as they ran it, whose shapes are not
-today's; `custom_code` is the kernel; every `score_*` is a speedup they claim.
+`optimized_cuda_code/<gpu>.json` holds one JSON object a line. `ref_code` is the task as they ran it, whose shapes are not
+today's, and `custom_code` is the kernel. Every `score_*` is a speedup they claim.
 
 robust-kbench (Lange et al., arXiv 2509.14279) comes from a checkout, each forward task in each setting. A task's folder
 holds `func_forward.py`, which defines `Model` and `get_inputs` with keyword arguments, and `config_forward.json`, which

@@ -276,7 +276,7 @@ def load_task(name_or_path: str, path: Path | None = None) -> Task:
 
 
 def task_from_file(path: Path) -> Task:
-    """A task from a Python file in KernelBench's format, with the modules beside it that it imports; nothing is executed.
+    """A task from a Python file in KernelBench's format, with modules of its folder that it imports. Nothing is executed.
 
     Raises:
         TaskError: it cannot be read, is no task, or imports a module from its folder that cannot be read.
