@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from kernelwright.judge.check import guard
@@ -12,6 +14,7 @@ from kernelwright.rewrites.builtin import first_recipes
 from kernelwright.rewrites.passes import EQUAL_LAYERS
 from kernelwright.rewrites.recipes import TaskContext
 from kernelwright.rewrites.rules import RULES
+from kernelwright.rewrites.rules.products import one_below_another
 from kernelwright.rewrites.templates import fp16_convolution
 from kernelwright.rewrites.templates.base import kernel_text
 from kernelwright.tasks.source import _LOADER
@@ -36,6 +39,8 @@ RECURRENT = (
     templates.RECURRENT.module(templates.RECURRENT.default)
     + 'recurrent_0 = Recurrent(torch.gru, "", 64, 256, (True, 1, 0.0, False, False, False))\n'
 )
+JOINED = f"import torch\n\n{inspect.getsource(one_below_another)}"
+FOLDED = templates.RELU_CONVOLUTION.module(None)
 BUNDLE = f"_FOLDER_MODULES = {{}}\n{_LOADER}"
 
 
@@ -72,6 +77,8 @@ def test_what_cannot_be_read_stays_as_it_is(text):
         BUNDLE + FUSED,
         FUSED + SEARCHED,
         LAUNCH + DIRECT,
+        JOINED,
+        FOLDED,
     ],
 )
 def test_generated_code_is_not_suspicious(text):
@@ -81,7 +88,9 @@ def test_generated_code_is_not_suspicious(text):
 def test_every_known_definition_is_needed(monkeypatch):
     for one in KNOWN - {"25ee996d370bdd20"}:  # the bundle's own has no pattern; it must not hide the others
         monkeypatch.setattr("kernelwright.judge.check.guard.KNOWN", KNOWN - {one})
-        assert any(map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, FP16, *SPLIT.values(), SEARCHED, RECURRENT])), one
+        assert any(
+            map(is_suspicious, [GRAPH, DIRECT, FUSED, LAUNCH, FP16, *SPLIT.values(), SEARCHED, RECURRENT, JOINED, FOLDED])
+        ), one
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,8 @@ def test_every_known_definition_is_needed(monkeypatch):
         (FUSED, "return y0", "return seen.setdefault(x0.data_ptr(), y0)"),
         (FUSED, "ctypes.c_void_p(x0.data_ptr()), ", "ctypes.c_void_p(keep(x0.data_ptr())), "),
         (FUSED, "    y0 =", "    key = ctypes.c_void_p(x0.data_ptr())\n    y0 ="),
+        (JOINED, "weight.data = part", "weight.data = kept[weight.data_ptr()]"),
+        (FOLDED, "if made is None:", "if not _TABLES:"),
         (FUSED, "import torch.utils", "import threading\nimport torch.utils"),
     ],
 )
