@@ -68,6 +68,7 @@ def test_it_is_close_to_float64(case: str, tmp_path: Path) -> None:
     source = _built(forward, bias)
     assert source is not None
     assert source.count("def relu_convolution_") == functions
+    assert "torch.backends.cudnn.enabled and" in source, "without it the reference runs"
     state = STATE.replace("BIAS", bias).replace("TYPE", "float16")
     reference = drawing(task_text(forward, "drawn(2, 6, 8, 10), drawn(2, 16, 4, 5)", state), "float16")
     interpreted(CLOSE, reference, source, tmp_path)

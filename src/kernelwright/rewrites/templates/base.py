@@ -73,6 +73,7 @@ class CallTemplate(ABC, Generic[Sizes, Knobs]):
         operators: Calls that the kernel may take the place of.
         task_operators: Operators of which a task has at least one if the template can apply to it; empty for any.
         needs_nvcc: Whether the emitted text is CUDA C++.
+        requires: Settings, as text of tests, without which the reference runs.
         caller: File with the text of an emitted function and its knobs.
         default: Knobs of a module whose names are compared with a task's.
     """
@@ -82,6 +83,7 @@ class CallTemplate(ABC, Generic[Sizes, Knobs]):
     operators: ClassVar[tuple[Any, ...]]
     task_operators: ClassVar[frozenset[str]] = frozenset()
     needs_nvcc: bool = False
+    requires: ClassVar[tuple[str, ...]] = ()
     caller: str
     default: Knobs
 
@@ -157,6 +159,7 @@ class TemplateKernel:
         self.choices = choices
         self.options = options
         self.prologue = template.prologue
+        self.requires = template.requires
 
     def __call__(self, *inputs: Any) -> Any:
         """Outputs for fake tensors."""
