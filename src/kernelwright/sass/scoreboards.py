@@ -178,17 +178,18 @@ def may_not_count(kernel: Kernel, index: int, number: int) -> bool:
 
 def crowded(kernel: Kernel, instructions: Sequence[Instruction]) -> bool:
     """Return whether more instructions of some block count on one scoreboard than the assembler let count on any."""
+    return _most_on_one(kernel, instructions) > _most_on_one(kernel, kernel.instructions)
 
-    def most(code: Sequence[Instruction]) -> int:
-        counts = Counter(
-            (block.index, scoreboard)
-            for block in kernel.blocks
-            for instruction in code[block.start : block.stop]
-            for scoreboard in {instruction.control.write_barrier, instruction.control.read_barrier} - {None}
-        )
-        return max(counts.values(), default=0)
 
-    return most(instructions) > most(kernel.instructions)
+def _most_on_one(kernel: Kernel, code: Sequence[Instruction]) -> int:
+    """Return the most instructions of one block that count on one scoreboard."""
+    counts = Counter(
+        (block.index, scoreboard)
+        for block in kernel.blocks
+        for instruction in code[block.start : block.stop]
+        for scoreboard in {instruction.control.write_barrier, instruction.control.read_barrier} - {None}
+    )
+    return max(counts.values(), default=0)
 
 
 def settle_cycles(producer: Instruction) -> int:

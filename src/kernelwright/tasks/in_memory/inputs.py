@@ -505,14 +505,16 @@ def leaves_of(value: Any) -> list[Any]:
 
 def alike(wanted: Any, found: Any, apart: float) -> bool:
     """True where results have one structure, and each tensor differs by at most this share of its norm."""
-
-    def agree(one: Any, other: Any) -> bool:
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            return one.dtype == other.dtype and near(one, other, apart)
-        return type(one) is type(other) and (one == other or isinstance(one, float))
-
     first, second = leaves_of(wanted), leaves_of(found)
-    return type(wanted) is type(found) and len(first) == len(second) and all(map(agree, first, second))
+    pairs = zip(first, second, strict=False)
+    return type(wanted) is type(found) and len(first) == len(second) and all(_agree(*pair, apart) for pair in pairs)
+
+
+def _agree(one: Any, other: Any, apart: float) -> bool:
+    """True where two leaves of results agree; numbers of floating point always do."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and near(one, other, apart)
+    return type(one) is type(other) and (one == other or isinstance(one, float))
 
 
 def _taken_apart(value: Any, text: str, texts: list[str], model: str) -> Rebuild:
