@@ -134,6 +134,7 @@ class ProductKernel(TritonKernel):
         self.batch = self.nest.outer[0].size if self.multiplied.batched and shape(self.multiplied.left)[0] > 1 else 1
         self.rows = points(self.nest.outer) // self.batch
         self.columns = program.logical[-1]
+        (self.step,) = (index for index, step in enumerate(program.steps) if step.name == "product")
 
     @property
     def techniques(self) -> tuple[str, ...]:
@@ -185,13 +186,14 @@ class ProductKernel(TritonKernel):
             *self._split(outer[apart:], names[apart:], "row"),
             *self._products(at),
         ]
-        lines += ["inside = in_rows & in_columns", *self._tile_steps(at, "axis=1, keep_dims=True")]
+        done = {self.step, *map(int, self.program.steps[self.step].operands)}
+        behind = [index for index in range(len(self.program.steps)) if index not in done]
+        lines += ["inside = in_rows & in_columns", *self._steps(behind, at)]
         return lines + [self._store(number, at, "inside") for number in range(len(self.signature.stores))]
 
     def _products(self, at: Position) -> list[str]:
         """Statements that leave the sums of the product in the name of its step."""
-        length, along, single = self.multiplied.length, self.multiplied.along, self.rows == 1
-        (index,) = (index for index, step in enumerate(self.program.steps) if step.name == "product")
+        length, along, single, index = self.multiplied.length, self.multiplied.along, self.rows == 1, self.step
         left, right = (self.load_steps.index(int(item)) for item in self.program.steps[index].operands)
         strides = self.program.loads[self.load_steps[right]].strides
         rows = self._offset(Position(at.dims[:-1], at.names[:-1]), left)
@@ -214,12 +216,6 @@ class ProductKernel(TritonKernel):
             ),
             *([f"v{index} = tl.sum(v{index}, axis=0, keep_dims=True)"] if single else []),
         ]
-
-    def _tile_steps(self, at: Position, axis: str) -> list[str]:
-        """Statements of the steps behind the product."""
-        (index,) = (index for index, step in enumerate(self.program.steps) if step.name == "product")
-        done = {index, *map(int, self.program.steps[index].operands)}
-        return self._steps([index for index in range(len(self.program.steps)) if index not in done], at)
 
 
 def _loaded(name: str, pointer: str, whole: str, mask: str) -> list[str]:

@@ -30,6 +30,7 @@ from kernelwright.rewrites.graph import (
 )
 from kernelwright.rewrites.rules.affine import CONVOLUTIONS, affine
 from kernelwright.rewrites.rules.base import each
+from kernelwright.rewrites.templates.products import Operands
 
 PRODUCTS = (aten.matmul, aten.mm, aten.bmm)
 
@@ -260,21 +261,21 @@ def activation_in_product(editor: Editor, node: fx.Node) -> fx.Node | None:
     view = read_once(node.args[0], aten.view, aten.reshape)
     product = read_once(view.args[0] if view else node.args[0], aten.linear, aten.addmm)
     by_tanh = is_call(node, aten.gelu)
-    if product is None or dtype(node) == torch.float32:
+    given = Operands.of(product) if product is not None else None
+    if given is None or product is None or (given.alpha, given.beta) != (1, 1) or dtype(node) == torch.float32:
         return None
-    if by_tanh and argument(node, "approximate") != "tanh":
+    columns = shape(product)[-1:]
+    if (
+        len(shape(given.right)) != 2
+        or (by_tanh and argument(node, "approximate") != "tanh")
+        or (given.bias is not None and shape(given.bias) != columns)
+    ):
         return None
-    if is_call(product, aten.linear):
-        left, right, bias = (argument(product, name) for name in ("input", "weight", "bias"))
+    left, right, bias = given.left, given.right, given.bias
+    if given.transposed:
         right = editor.call(node, aten.t.default, right)
-    else:
-        bias, left, right = product.args[:3]
-        if product.kwargs:
-            return None
     if bias is None:
-        bias = editor.call(node, aten.new_zeros.default, left, [shape(right)[1]])
-    if len(shape(bias)) != 1 or shape(bias) != shape(right)[1:] or len(shape(right)) != 2:
-        return None
+        bias = editor.call(node, aten.new_zeros.default, left, [*columns])
     rows = left if len(shape(left)) == 2 else editor.reshape(node, left, (-1, shape(left)[-1]))
     result = editor.call(node, activated_product, bias, rows, right, by_tanh)
     return editor.reshape(node, result, shape(node))

@@ -117,7 +117,6 @@ class ReluConvolution(CallTemplate[FoldedConvolution, None]):
     function: ClassVar = "relu_convolution"
     operators: ClassVar = (aten.relu, aten.relu_)
     task_operators: ClassVar = frozenset({"conv2d"})
-    fallback: ClassVar = "torch.relu"
     requires: ClassVar = ("torch.backends.cudnn.enabled",)
     caller = "relu_convolution.caller.txt"
     default = None
